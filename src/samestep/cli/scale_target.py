@@ -17,8 +17,7 @@ from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
 from samestep.launchers.processors import checked as checked_binding
-from samestep.run.decision import recognize_script, source_file
-from samestep.run.own_workers import refuse_own_workers
+from samestep.run.decision import recognize_script, refuse_own_workers, source_file
 from samestep.scaling.sweep.plan import Kind
 from samestep.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.scaling.sweep.variants import Variant, variants

@@ -20,8 +20,7 @@ from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch,
 from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
-from samestep.run.decision import recognize_script
-from samestep.run.own_workers import refuse_several_tasks
+from samestep.run.decision import recognize_script, refuse_several_tasks
 from samestep.submit.job_command import VERBS, JobCommand, parse_command
 from samestep.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
 from samestep.submit.kubernetes_commands import FollowedKubernetesJob

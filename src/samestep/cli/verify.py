@@ -30,8 +30,7 @@ from samestep.launch.source.launcher_variables import is_of_launcher
 from samestep.launchers.detect import Detected
 from samestep.launchers.detect_task import detect_task
 from samestep.launchers.processors import thread_variables, threads_per_rank
-from samestep.run.decision import recognize_script
-from samestep.run.own_workers import refuse_own_workers
+from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
 from samestep.verify.verdict import Finding, Report
 
@@ -170,7 +169,7 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
         return idle_watch(limit_s=limit_s)
     if kind == "serial":  # its helpers have a limit of their own
         return unwatched
-    return watchdog(limit_s=limit_s, forked=size)
+    return watchdog(limit_s=limit_s, forked=True)
 
 
 def _sizes(text: str, *, least: int) -> list[int]:

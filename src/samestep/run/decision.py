@@ -33,7 +33,6 @@ from samestep.launchers.processors import (
 from samestep.launchers.processors import in_words as binding_text
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
-from samestep.run.own_workers import refuse_several_starts
 
 TRAINS_ALONE = (
     "the script trains without spawning a worker, so its steps are not recorded. Give --mode native to run "
@@ -156,7 +155,7 @@ def decide(
         must_join=script is not None and not _HELP_FLAGS & set(job.program.args),
     )
     if decision.starts_own_workers:
-        refuse_several_starts(job, decision.script, plan, tasks_here=detected.place.local_size)
+        _refuse_several_starts(decision)
         if not (decision.forks_workers and job.asked()):
             return decision
         decision = replace(decision, job=replace(job, program=_with_numbers(job.program, plan)))
@@ -286,7 +285,7 @@ def filled(program: Program, **values: int) -> Program:
     """
     arguments = program.args
     for name, value in values.items():
-        arguments = tuple(one.replace(f"{{{name}}}", str(value)) for one in arguments)
+        arguments = tuple(argument.replace(f"{{{name}}}", str(value)) for argument in arguments)
     return replace(program, args=arguments)
 
 
@@ -399,3 +398,60 @@ def _serial_text(decision: Decision, script: ScriptKind) -> str:
         f"trains on one device ({script.evidence}): its models' calls are split across workers; --mode "
         f"native starts the library's own data parallelism, with {decision.size} times the global batch"
     )
+
+
+def refuse_own_workers(program: Program, script: ScriptKind, *, verb: str) -> None:
+    """Refuse a script that starts its own workers in a way in which a measuring verb cannot reach them.
+
+    Raises:
+        UsageError: the script starts its own workers, and not by `torch.multiprocessing`.
+    """
+    if script.kind == "spawns" and not script.has_forkable_workers:
+        raise UsageError(
+            f"{program.target} starts its own workers, which {verb} cannot measure. If it can run as one "
+            "of several workers under a launcher (torchrun, samestep run), give --mode native."
+        )
+
+
+def refuse_several_tasks(program: Program, script: ScriptKind, *, remedy: str) -> None:
+    """Refuse to start a script once per task if it starts its own workers each time.
+
+    `remedy` is what to do, as the beginning of a sentence.
+
+    Raises:
+        UsageError: the script starts its own workers.
+    """
+    if script.kind == "spawns":
+        raise UsageError(
+            f"{program.target} starts its own workers ({script.evidence}), and several tasks or nodes would "
+            f"each start them. {remedy}, or give --mode native if it can be one of several workers."
+        )
+
+
+def _refuse_several_starts(decision: Decision) -> None:
+    """Refuse to start a script several times that starts its own workers each time.
+
+    A script that spawns them can be started once on each node, if the number of workers is known.
+
+    Raises:
+        UsageError: several processes would each start workers, or their number is unknown.
+    """
+    job, plan, script = decision.job, decision.plan, decision.script
+    nodes = None if isinstance(plan, Join) else plan.nodes
+    size = plan.place.size if isinstance(plan, Join) else plan.nodes.count
+    if script is None or size == 1:
+        return
+    target, evidence = job.program.target, script.evidence
+    if not decision.forks_workers or (nodes is None and decision.detected.place.local_size > 1):
+        refuse_several_tasks(job.program, script, remedy="Start it in one process")
+    if nodes is not None and nodes.least is not None:
+        raise UsageError(
+            f"{target} spawns its workers ({evidence}), so nodes cannot come and go: give --nnodes "
+            f"{nodes.count}."
+        )
+    if job.asked() is None:
+        raise UsageError(
+            f"{target} spawns its workers on each node ({evidence}): give their number on all nodes (-n), "
+            "and the script's own flags with {local}, {nodes} and {node_rank}: samestep run -n 4 train.py "
+            "--gpus {local} --nodes {nodes} --nr {node_rank}."
+        )

@@ -138,12 +138,12 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         )
         return
     sys.stderr.write(cause.traceback)
-    others = (
+    effect = (
         "the others were stopped"
         if decision.size > 1 and not decision.starts_own_workers
         else "the run is over"
     )
-    log(f"{words}; {others}{restarts.in_words()}.")
+    log(f"{words}; {effect}{restarts.in_words()}.")
 
 
 def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:
@@ -176,7 +176,7 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
             f"{job.program.target} is a serial script, whose workers are forked, and this process cannot "
             "fork safely (it has other threads, or the system is not Linux). Start it with torchrun or srun."
         )
-    watch = monitor(decision, forked=spawn.local if spawn.nodes.count == 1 else None)
+    watch = monitor(decision, forked=spawn.nodes.count == 1)
     run, once = wrapper(decision), decision.starts_own_workers or decision.has_helpers
 
     def entry(start: Start, pipe: ReportPipe) -> Report:

@@ -2,37 +2,69 @@
 
 The script runs once. Where it calls `spawn`, or starts a process for each rank, a hook forks the workers.
 Each is watched, clocked and compared like a worker that samestep has started itself, and the ranks connect
-at a free port, whatever address the script sets.
+at a free port, whatever address the script sets. The script's `Process` objects stay as they are, and what
+`spawn` returns has the methods of torch's own object; only the process behind each is another one.
+
+A process that torch spawns imports the script, so seeds outside of ``if __name__ == "__main__":`` are set in
+each of them. A forked worker does not import it, and gets these seeds from here.
 """
 
+import ast
+import atexit
 import multiprocessing
 import os
+import random
 import signal
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from samestep.autopilot.files.file_calls import redirect_in_fork, unredirected
 from samestep.base import env
 from samestep.base.console import log
 from samestep.base.errors import UsageError
+from samestep.base.folders import PACKAGE
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, wrapping
-from samestep.launch.local.child import Around, Watch, as_it_is, seed_generators
+from samestep.hooks.registry import Hook, attached_all, wrapping
+from samestep.launch.local.child import Around, Report, ReportPipe, Start, Watch, as_it_is, seed_generators
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.forking import autograd_has_threads, fork_is_safe, release_compute_threads
+from samestep.launch.local.forking import (
+    autograd_has_threads,
+    forget_parent,
+    fork_is_safe,
+    release_compute_threads,
+)
 from samestep.launch.local.hosting import Ending, ending_of, exit_process
+from samestep.launch.local.spawn import report_of, started_workers
+from samestep.launch.local.workers import Worker, pidfd
 from samestep.launch.source.launcher_variables import VARIABLES_OF_TORCHRUN
 from samestep.launchers.detect import Detected, detect
+from samestep.ranks.hang.script_position import is_script
+from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 from samestep.run.decision import TRAINS_ALONE
-from samestep.run.import_seeds import ImportSeeds
-from samestep.run.spawned_workers import SpawnedWorkers, StartedProcesses, is_started_by_script, share_tensors
+
+_DEPTH = 4  # depth of nested arguments in which tensors are searched
+_INSTALLED = ("site-packages", "dist-packages")
+_STATES: dict[Hook, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    declarations.RANDOM_SEED: (random.getstate, random.setstate),
+    declarations.NUMPY_SEED: (np.random.get_state, np.random.set_state),
+    **dict.fromkeys(declarations.TORCH_MANUAL_SEEDS, (torch.get_rng_state, torch.set_rng_state)),
+}
+"""The functions that seed a global generator, with those that read and set its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +92,8 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
     """Run a script, and start the workers that it spawns."""
     # Otherwise a query of the CUDA driver in the script forbids to fork its workers.
     env.export({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
-    found = detect(env.snapshot())  # before the script changes the variables
-    script = _Script(how, found if found.place.nodes > 1 else None)
+    detected = detect(env.snapshot())  # before the script changes the variables
+    script = _Script(how, detected if detected.place.nodes > 1 else None)
     hooks = {
         **dict.fromkeys(declarations.SPAWNED_WORKERS, wrapping(script.spawn)),
         declarations.STARTED_BY_HAND: wrapping(script.start_process),
@@ -79,6 +111,328 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
         handle.remove()
 
 
+def _share_tensors(value: Any, depth: int = 0) -> None:
+    """Move the CPU tensors of a worker's arguments to shared memory, as torch does when it pickles them."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and value.layout == torch.strided:
+            value.share_memory_()  # type: ignore[no-untyped-call]
+    elif isinstance(value, torch.nn.Module):
+        value.share_memory()
+    elif depth < _DEPTH:
+        parts = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        )
+        fields = vars(value).values() if isinstance(value, SimpleNamespace | Namespace) else ()
+        for part in (*parts, *fields):
+            _share_tensors(part, depth + 1)
+
+
+class _SpawnedWorkers:
+    """The running workers of one call of `spawn`, with the methods of torch's `ProcessContext`.
+
+    Args:
+        fn: the function of each worker, whose first argument is the number of the worker.
+        args: its further arguments.
+        count: number of workers.
+        watch: seeds a worker, runs the function in its contexts, and watches it.
+        on_end: called when all have ended, with the cause if one has failed.
+        node: the place of this process among those of other nodes that spawn as many; None on one node.
+        is_checked: whether a process group of other ranks than the workers' is refused.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        count: int,
+        *,
+        watch: Watch,
+        on_end: Callable[[Failure | None], None],
+        node: Detected | None = None,
+        is_checked: bool = False,
+    ) -> None:
+        self._on_end = on_end
+
+        def entry(start: Start, pipe: ReportPipe) -> Report:
+            redirect_in_fork()
+            forget_parent()
+            host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
+            prepare_groups(JobEndpoint(host, port, is_checked))
+
+            def run() -> Ending:
+                return report_of(partial(fn, start.place.local_rank, *args)).ending
+
+            return Report(ending=watch(run, pipe.send_provisional))
+
+        # The script's process may redirect files, but programs bind sockets in the folder of the workers.
+        with unredirected(), ExitStack() as stack:
+            self._workers = stack.enter_context(started_workers(entry, count, node=node))
+            self._undo = stack.pop_all()
+        atexit.register(self._wait)  # torch's processes are waited for at the end of the script
+
+    @property
+    def have_succeeded(self) -> bool:
+        """Whether all have ended with exit code 0, also where `join` was not called yet."""
+        return all(map(_has_succeeded, self._workers.all))
+
+    @property
+    def processes(self) -> "list[_SpawnedProcess]":
+        """The workers, in the order of their ranks."""
+        return [_SpawnedProcess(self, number) for number in range(len(self._workers.all))]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the workers."""
+        return [worker.start.place.rank for worker in self._workers.all]
+
+    def pids(self) -> list[int]:
+        """Return the process IDs of all workers."""
+        return [worker.pid for worker in self._workers.all]
+
+    def exit_code(self, number: int) -> int | None:
+        """Return the exit code of a worker; None while it runs."""
+        if self._workers.running:
+            self._workers.wait(0)
+        return self._workers.all[number].exit_code
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:  # noqa: ARG002
+        """Wait for the next event of a worker; return whether all have ended well.
+
+        Raises:
+            ProcessRaisedException: a worker raised an exception; the others are stopped.
+            ProcessExitedException: a worker ended without one, and with another exit code than 0.
+            UsageError: samestep refused what a worker does.
+        """
+        workers = self._workers
+        if workers.running and not workers.failures:
+            workers.wait(timeout)
+        if workers.running and not workers.failures:
+            return False
+        workers.await_cause()
+        cause = workers.cause() if workers.failures else None
+        self.close()
+        self._on_end(cause)
+        if cause is not None:
+            self._raise(cause)
+        return True
+
+    def close(self) -> None:
+        """End the workers that still run, and remove what was made for them."""
+        atexit.unregister(self._wait)
+        with unredirected():
+            self._undo.close()
+
+    def _raise(self, cause: Failure) -> NoReturn:
+        if cause.error == UsageError.__name__:
+            raise UsageError(cause.message)
+        text = f"{cause.describe(self._workers.all[0].start.place.size)}\n{cause.traceback}".rstrip()
+        if cause.error:
+            raise ProcessRaisedException(text, cause.rank, cause.pid)
+        raise ProcessExitedException(text, cause.rank, cause.pid, cause.exit_code)
+
+    def _wait(self) -> None:
+        while not self.join():
+            pass
+
+
+def _has_succeeded(worker: Worker) -> bool:
+    """Return whether a worker has ended with exit code 0; nothing is changed, so a signal handler may ask."""
+    try:
+        ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # its exit code has been read
+        return worker.exit_code == 0
+    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _SpawnedProcess:
+    """A worker, with the common methods of `multiprocessing.Process`."""
+
+    context: _SpawnedWorkers
+    number: int
+
+    @property
+    def pid(self) -> int:
+        """The process ID."""
+        return self.context.pids()[self.number]
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.context.exit_code(self.number)
+
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, or for `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (deadline is None or time.monotonic() < deadline):
+            self.context.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.is_alive():  # otherwise another process may have its number
+            os.kill(self.pid, number)
+
+
+def _is_started_by_script() -> bool:
+    """Return whether the function that calls this one was called by the script, and not by a library."""
+    frame = sys._getframe(1)  # noqa: SLF001 - there is no public spelling
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return is_script(file) and not any(part in file for part in _INSTALLED)
+
+
+@dataclass(slots=True)
+class _StartedProcesses:
+    """The processes that a script has started, and the workers in their place."""
+
+    size: int  # number of processes, one for each rank; they get their ranks in the order of their starts
+    # forks as many workers, each of which calls a function with its rank; `inherits` is whether they keep the
+    # states of this process's generators
+    fork: Callable[..., _SpawnedWorkers]
+    processes: list[Any] = field(default_factory=list)
+    workers: _SpawnedWorkers | None = None
+
+    def start(self, process: BaseProcess) -> None:
+        """Act for `Process.start`.
+
+        Raises:
+            UsageError: as many processes as were asked for have been started already.
+        """
+        if self.workers is not None:
+            self.workers.close()
+            raise UsageError(
+                f"the script starts more than {self.size} processes, and {_number_remedy(self.size)}"
+            )
+        started: Any = process
+        _share_tensors((started._args, started._kwargs))  # noqa: SLF001 - as pickled by torch
+        started._popen = _WorkerAsPopen(self, len(self.processes))  # noqa: SLF001
+        self.processes.append(process)
+        if len(self.processes) == self.size:
+            method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
+            self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
+            for waiting, pid in zip(self.processes, self.workers.pids(), strict=True):
+                waiting._sentinel = pidfd(pid)  # noqa: SLF001 - as `Process.start` sets it
+
+    def worker(self, number: int) -> _SpawnedProcess:
+        """Return the worker behind a process.
+
+        Raises:
+            UsageError: fewer processes than were asked for have been started.
+        """
+        if self.workers is None:
+            raise UsageError(
+                f"the script waits for {len(self.processes)} processes, and {_number_remedy(self.size)}"
+            )
+        return _SpawnedProcess(self.workers, number)
+
+
+def _number_remedy(size: int) -> str:
+    return (
+        f"-n {size} was given. Give the number that it starts, or set it by a flag of the script "
+        f"(samestep run -n {size} train.py --gpus {{n}})."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerAsPopen:
+    """A worker in the place of a process, with the methods that a `Process` needs."""
+
+    started: _StartedProcesses
+    number: int
+
+    @property
+    def pid(self) -> int:
+        return self.started.worker(self.number).pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self, _: int = 0) -> int | None:
+        return self.wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        worker = self.started.worker(self.number)
+        worker.join(timeout)
+        return worker.exitcode
+
+    def terminate(self) -> None:
+        self.started.worker(self.number).terminate()
+
+    def kill(self) -> None:
+        self.started.worker(self.number).kill()
+
+    def close(self) -> None:
+        sentinel = self.started.processes[self.number]._sentinel  # noqa: SLF001
+        if sentinel is not None:
+            os.close(sentinel)
+
+
+@dataclass(slots=True)
+class _ImportSeeds:
+    """The states of global generators after the seeds that a script has set where it is imported."""
+
+    _states: dict[Callable[[Any], Any], Any] = field(default_factory=dict)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Record the seeds of the script that runs in a block."""
+        with attached_all({hook: wrapping(partial(self._seeded, *how)) for hook, how in _STATES.items()}):
+            yield
+
+    def apply(self) -> None:
+        """Set the recorded states in a worker."""
+        for restore, state in self._states.items():
+            restore(state)
+
+    def _seeded(
+        self,
+        state: Callable[[], Any],
+        restore: Callable[[Any], Any],
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        result = original(*args, **kwargs)
+        if _is_import():
+            self._states[restore] = state()
+        return result
+
+
+def _is_import() -> bool:
+    """Return whether a spawned process would run the present line of the script too, as it imports it."""
+    frame = sys._getframe(1)  # noqa: SLF001 - there is no public spelling
+    while frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != "__main__":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    file = frame.f_globals.get("__file__")
+    return file is not None and not any(frame.f_lineno in lines for lines in _guarded_lines(file))
+
+
+@cache
+def _guarded_lines(file: str) -> list[range]:
+    """Return the lines of a script that run only where it is not imported."""
+    return [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.parse(Path(file).read_bytes()).body
+        if isinstance(node, ast.If)
+        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+    ]
+
+
 @dataclass(slots=True)
 class _Script:
     """A script that spawns workers."""
@@ -86,11 +440,11 @@ class _Script:
     how: SpawnedRuns
     node: Detected | None
     """The place of this process among those that run the script on other nodes; None on one node."""
-    started: list[SpawnedWorkers] = field(default_factory=list)
+    started: list[_SpawnedWorkers] = field(default_factory=list)
     calls: int = 0
     pid: int = field(default_factory=os.getpid)
-    processes: StartedProcesses | None = None
-    seeds: ImportSeeds = field(default_factory=ImportSeeds)
+    processes: _StartedProcesses | None = None
+    seeds: _ImportSeeds = field(default_factory=_ImportSeeds)
 
     def spawn(
         self,
@@ -113,7 +467,7 @@ class _Script:
         if not _can_fork():
             _refuse_or_log(how.needs_fork or ("A run on several nodes" if self.node else ""))
             return original(fn, args, nprocs, join, daemon, start_method)
-        share_tensors(args)
+        _share_tensors(args)
         workers = self._fork(fn, args, nprocs, is_checked=self.node is not None)
         if not join:
             return workers
@@ -124,14 +478,14 @@ class _Script:
     def start_process(self, original: Callable[..., Any], process: BaseProcess) -> None:
         """Act for `Process.start`, in a script that starts one for each rank."""
         asked = self.how.asked
-        if asked is None or os.getpid() != self.pid or not is_started_by_script():
+        if asked is None or os.getpid() != self.pid or not _is_started_by_script():
             original(process)
             return
         self.calls += 1
         if not _can_fork():
             _refuse_or_log(f"-n {asked}")
         if self.processes is None:
-            self.processes = StartedProcesses(
+            self.processes = _StartedProcesses(
                 asked, partial(self._fork, args=(), count=asked, is_checked=True)
             )
         self.processes.start(process)
@@ -144,7 +498,7 @@ class _Script:
         *,
         is_checked: bool,
         inherits: bool = False,
-    ) -> SpawnedWorkers:
+    ) -> _SpawnedWorkers:
         how = self.how
         is_recorded = bool(self.started) and how.has_steps(self.started[-1].ranks)
         watch, around = how.watch(count), how.again if is_recorded else how.around
@@ -155,7 +509,7 @@ class _Script:
                 self.seeds.apply()
             return watch(partial(around, run), report)
 
-        workers = SpawnedWorkers(
+        workers = _SpawnedWorkers(
             fn,
             args,
             count,
@@ -213,18 +567,18 @@ class _Script:
         exit_process()
 
 
-def _check_number(found: int, asked: int | None, *, is_alone: bool) -> None:
+def _check_number(count: int, asked: int | None, *, is_alone: bool) -> None:
     """Refuse a script that spawns another number of workers than the user has asked for."""
-    if asked is None or found == asked:
+    if asked is None or count == asked:
         return
     if not is_alone:
         raise UsageError(
-            f"the script spawns {found} workers on this node, and {asked} on each node were asked for. Give "
+            f"the script spawns {count} workers on this node, and {asked} on each node were asked for. Give "
             "the number by a flag of the script (samestep run -n 4 train.py --gpus {local})."
         )
-    hint = f"give -n {found}" if found else "give --device cpu on a machine without GPUs"
+    hint = f"give -n {count}" if count else "give --device cpu on a machine without GPUs"
     raise UsageError(
-        f"the script spawns {found} workers, and -n {asked} was given: {hint}, or give the number by a flag "
+        f"the script spawns {count} workers, and -n {asked} was given: {hint}, or give the number by a flag "
         f"of the script (samestep run -n {asked} train.py --gpus {{n}})."
     )
 
@@ -247,7 +601,7 @@ def _can_fork() -> bool:
 
 
 def _refuse_or_log(needs_fork: str) -> None:
-    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         why = f"threads run: {', '.join(threads)}"
     else:

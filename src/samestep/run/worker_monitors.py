@@ -1,29 +1,38 @@
-"""Runs a worker's program under the watchdog, with checks in every step, or with a step counter.
+"""Runs a worker's program under the watchdog, with checks in every step, a counter, or a clock of its steps.
 
 A native script whose ranks train without a process group of the job's size is ended: they are silent copies.
 Such a script takes its rank from a variable that is not set here, creates one group on each node, or none at
 all. Each group then trains alone, and all write the same files.
 """
 
+import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from samestep.autopilot.files.file_calls import unredirected
 from samestep.base import env
-from samestep.base.console import write_stderr
-from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
+from samestep.base.console import log, write_stderr
+from samestep.base.errors import Error, OutOfStep, StepsDiffer, UsageError
 from samestep.base.place import Place
+from samestep.base.polling import holds_within
 from samestep.launch.local.child import Around, Watch, has_common_group
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.source.launcher_variables import VariableRead
 from samestep.launchers.detect import detect
+from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Kind, has_ended
 from samestep.observe.clock.sample_count import COUNTING, StepCounts
 from samestep.observe.clock.step_clock import ScriptClock
 from samestep.observe.sanitizer import sanitizing
@@ -37,16 +46,19 @@ Report = Callable[[Ending], None]
 """Receives how the program has failed, in case this process ends without a report of its own."""
 CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
+_PATIENCE_S = 10.0
+"""Seconds that a worker which has recorded its steps waits for the others."""
+_KEPT = 1000  # characters of stderr that are kept, to find its last line
 
 
-def watchdog(*, limit_s: float, forked: int | None) -> Watch:
+def watchdog(*, limit_s: float, forked: bool) -> Watch:
     """Return the function that runs a worker's program under the watchdog.
 
     Args:
         limit_s: seconds that a rank waits for another one.
-        forked: number of workers that will be forked from this process, if these are all.
+        forked: whether all workers are forked from this process.
     """
-    return partial(_run_watched, limit_s=limit_s, forked=forked is not None)
+    return partial(_run_watched, limit_s=limit_s, forked=forked)
 
 
 def idle_watch(*, limit_s: float) -> Watch:
@@ -118,8 +130,8 @@ def _run_watched(
         lost = watchdog.failed_call(ending.traceback)
     state: State = "failed" if ending.exit_code else "ended"
     watchdog.end(state, line=ending.line, lost=lost)
-    if lost and (found := watchdog.explain_lost_connection(lost, ending.line)):
-        cause = _out_of_step(found)
+    if lost and (hang := watchdog.explain_lost_connection(lost, ending.line)):
+        cause = _out_of_step(hang)
         return replace(cause, details=cause.traceback + ending.traceback)
     return ending
 
@@ -144,21 +156,21 @@ def _run_unless_idle(run: Callable[[], Ending], report: Report, *, limit_s: floa
         return run()
 
 
-def _out_of_step(found: HangReport) -> Ending:
-    lines = "".join(f"samestep: {line}\n" for line in f"error: {found.text}".splitlines())
-    kind = StepsDiffer if found.steps_differ else OutOfStep
+def _out_of_step(hang: HangReport) -> Ending:
+    lines = "".join(f"samestep: {line}\n" for line in f"error: {hang.text}".splitlines())
+    kind = StepsDiffer if hang.steps_differ else OutOfStep
     return Ending(
         exit_code=1,
         error=kind.__name__,
-        message=found.text,
+        message=hang.text,
         traceback=lines,
-        line=found.line,
-        headline=found.headline,
+        line=hang.line,
+        headline=hang.headline,
     )
 
 
-def _end_with_cause(report: Report, found: HangReport) -> NoReturn:
-    report(_out_of_step(found))
+def _end_with_cause(report: Report, hang: HangReport) -> NoReturn:
+    report(_out_of_step(hang))
     os._exit(1)
 
 
@@ -232,3 +244,81 @@ def _remedy(reads: Sequence[VariableRead]) -> str:
         "Call `samestep.join` or init_process_group with the launcher's RANK and WORLD_SIZE; give --mode "
         "native if independent copies are intended."
     )
+
+
+def clocked(
+    run: Callable[[], Ending], *, around: Around, clocking: ClockOptions, kind: Kind, size: int
+) -> Ending:
+    """Run a worker's program in `around`, and record its steps; `size` is the number of workers."""
+    place = detect(env.snapshot()).place
+    if kind == "once":  # the helpers record no steps of their own, and some are no launcher's workers
+        place = replace(place, size=size)
+    recording = [clocking.file_of(rank) for rank in range(1 if kind == "once" else place.size)]
+    with unredirected():  # the script's process may redirect the files that its workers write
+        file = ClockFile(clocking, place, kind)
+    clock = ScriptClock(
+        file,
+        clocking,
+        stop=partial(_leave_together, file, clocking, place, [path.absolute() for path in recording]),
+        loaders=place.size if kind == "native" else 1,
+    )
+
+    def run_clocked() -> Ending:
+        with clock.attached(), _last_line(sys.stderr) as last_line:
+            ending = run()
+        failed = ending.error or (f"exit code {ending.exit_code}" if ending.exit_code else "")
+        clock.end(f"error: {failed}" if failed else "end", ending.message or (last_line() if failed else ""))
+        return ending if failed else replace(ending, exit_code=_checked(file))
+
+    try:
+        return around(run_clocked)
+    except Error as error:
+        clock.end(f"error: {type(error).__name__}", str(error))
+        raise
+
+
+@contextmanager
+def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the last line written to `stream`.
+
+    It explains a bare exit code, and may appear nowhere else: only rank 0 of a serial script prints.
+    """
+    written, end = stream.write, ""
+
+    def write(text: str) -> int:
+        nonlocal end
+        end = (end + text)[-_KEPT:]
+        return written(text)
+
+    with suppress(AttributeError):  # a user-defined stream may not allow it
+        stream.write = write  # type: ignore[method-assign]
+    try:
+        yield lambda: next((line for line in reversed(end.splitlines()) if line.strip()), "").strip()
+    finally:
+        with suppress(AttributeError):
+            del stream.write
+
+
+def _leave_together(
+    file: ClockFile, clocking: ClockOptions, place: Place, recording: Sequence[Path]
+) -> NoReturn:
+    """End this process, whatever exceptions the script catches, once all have recorded their steps."""
+    holds_within(lambda: all(map(has_ended, recording)), _PATIENCE_S, most_s=0.05)
+    exit_code = _checked(file)
+    if place.is_main and not exit_code:
+        log(clocking.stopped_message())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # that of a DataLoader raises when its workers end
+    for child in multiprocessing.active_children():
+        child.terminate()
+    exit_process(exit_code)
+
+
+def _checked(file: ClockFile) -> int:
+    """Return the exit code of a program that ended well; log an error if some steps could not be written."""
+    try:
+        file.check()
+    except Error as error:
+        log(f"error: {error}")
+        return error.exit_code
+    return 0

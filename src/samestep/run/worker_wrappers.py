@@ -51,8 +51,8 @@ def wrapper(decision: Decision) -> Around:
 
 def _nested(wrappers: Sequence[Wrapper], inner: Around) -> Around:
     """Return `inner` in `wrappers`, the first of which is the outermost."""
-    for one in reversed(wrappers):
-        inner = partial(one, around=inner)
+    for outer in reversed(wrappers):
+        inner = partial(outer, around=inner)
     return inner
 
 
@@ -63,7 +63,7 @@ def _of_spawning_script(decision: Decision) -> Around:
     options, clocking = decision.options, decision.clocking
     if clocking is not None:
         clocking = replace(clocking, folder=clocking.folder.absolute())  # the script may change its folder
-    given = {
+    needing_fork = {
         "--sanitize": decision.sanitize,
         "--count": decision.count,
         "--clock": clocking,
@@ -75,7 +75,7 @@ def _of_spawning_script(decision: Decision) -> Around:
     bound = partial(_run_bound, kind=decision.bind)
     how = SpawnedRuns(
         asked=None if decision.job.asked() is None else _local(decision),
-        needs_fork=next((name for name, value in given.items() if value), ""),
+        needs_fork=next((name for name, value in needing_fork.items() if value), ""),
         must_spawn=decision.count or clocking is not None,
         around=_nested([bound], _of_worker(inner)),
         again=_nested([bound], _of_worker(replace(inner, clocking=None))),
@@ -92,10 +92,10 @@ def _has_clocked(clocking: ClockOptions, ranks: Sequence[int]) -> bool:
 
     files = [clocking.file_of(rank) for rank in ranks]
     with unredirected():
-        found = any(map(has_steps, files))
-        for file in () if found else files:
+        have_steps = any(map(has_steps, files))
+        for file in () if have_steps else files:
             file.unlink(missing_ok=True)
-    return found
+    return have_steps
 
 
 def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
@@ -106,7 +106,7 @@ def _was_stopped(clocking: ClockOptions, rank: int) -> bool:
 def _monitor_of_spawned(decision: Decision, count: int) -> Watch:
     """Return the function that runs and watches each of the workers that a script spawns."""
     nodes = decision.plan.nodes.count if isinstance(decision.plan, Spawn) else 1
-    return unwatched if count * nodes == 1 else _watched(decision, forked=count if nodes == 1 else None)
+    return unwatched if count * nodes == 1 else _watched(decision, forked=nodes == 1)
 
 
 def _local(decision: Decision) -> int:
@@ -141,7 +141,7 @@ def _observers(decision: Decision) -> list[Wrapper]:
         reads = decision.script.reads if decision.script else ()
         wrappers.append(partial(checked_group, reads=reads))
     if decision.clocking is not None:
-        from samestep.run.worker_clock import clocked
+        from samestep.run.worker_monitors import clocked
 
         kind, size = _kind(decision), decision.size
         wrappers.append(partial(clocked, clocking=decision.clocking, kind=kind, size=size))
@@ -152,17 +152,17 @@ def _observers(decision: Decision) -> list[Wrapper]:
     return wrappers
 
 
-def monitor(decision: Decision, *, forked: int | None = None) -> Watch:
+def monitor(decision: Decision, *, forked: bool = False) -> Watch:
     """Return the function that runs each worker's program under the watchdog, if there is one.
 
-    `forked` is the number of workers that are forked from this process, if these are all.
+    `forked` is whether all workers are forked from this process.
     """
     if decision.size == 1 or decision.starts_own_workers or decision.runs_once:
         return unwatched
     return _watched(decision, forked=forked)
 
 
-def _watched(decision: Decision, *, forked: int | None) -> Watch:
+def _watched(decision: Decision, *, forked: bool) -> Watch:
     if not decision.hang_timeout_s:
         return unwatched
     from samestep.run.worker_monitors import watchdog

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from samestep.verify.run_record import RunRecord, Vector, relative, same_samples
+from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.verdict import Cause, Finding
 
 Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
@@ -56,21 +56,21 @@ def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list
         run: the run that is compared with it.
         control: the reference again, its gradients disturbed by rounding.
     """
-    found = []
+    all_deviations = []
     envelope: dict[str, float] = {}
     for step in range(min(reference.steps, run.steps)):
         for quantity, measure in MEASURES.items():
             # The next step counts too: rounding can appear one step earlier in the run than in the control.
-            ahead = [one for one in (step, step + 1) if one < min(reference.steps, control.steps)]
-            most = max((measure(control, reference, one) for one in ahead), default=0.0)
+            ahead = [index for index in (step, step + 1) if index < min(reference.steps, control.steps)]
+            most = max((measure(control, reference, index) for index in ahead), default=0.0)
             envelope[quantity] = max(envelope.get(quantity, 0.0), most)
             allowed = (
                 _AT_FIRST * reference.facts.epsilon
                 if step == 0 and quantity in _SUMS and is_half(reference)
                 else allowed_deviation(envelope[quantity], _floor(quantity, reference, step))
             )
-            found.append(Deviation(quantity, step, measure(run, reference, step), allowed))
-    return found
+            all_deviations.append(Deviation(quantity, step, measure(run, reference, step), allowed))
+    return all_deviations
 
 
 def is_half(run: RunRecord) -> bool:
@@ -81,19 +81,24 @@ def is_half(run: RunRecord) -> bool:
 def beginning(reference: RunRecord, control: RunRecord) -> list[Deviation]:
     """Return the deviations between two runs of one script before its gradients are disturbed."""
     allowed = rounding_of(reference.facts.epsilon)
-    one, other = control.at(0), reference.at(0)
+    disturbed, usual = control.at(0), reference.at(0)
     return [
         Deviation(quantity, 0, relative(np.array(a), np.array(b)), allowed)
         for quantity, a, b in (
-            ("parameters", one.before, other.before),
-            ("loss", one.losses[:1], other.losses[:1]),
+            ("parameters", disturbed.before, usual.before),
+            ("loss", disturbed.losses[:1], usual.losses[:1]),
         )
     ]
 
 
-def largest(found: Sequence[Deviation]) -> dict[str, float]:
+def largest(all_deviations: Sequence[Deviation]) -> dict[str, float]:
     """Return the largest deviation of each quantity."""
-    return {name: max((one.value for one in found if one.quantity == name), default=0.0) for name in MEASURES}
+    return {
+        name: max(
+            (deviation.value for deviation in all_deviations if deviation.quantity == name), default=0.0
+        )
+        for name in MEASURES
+    }
 
 
 def rounding_of(epsilon: float) -> float:
@@ -121,42 +126,38 @@ def _floor(quantity: str, reference: RunRecord, step: int) -> float:
     return rounding + rounding_of(reference.facts.parameter_epsilon) * size / moved if moved else np.inf
 
 
-def _loss(one: RunRecord, other: RunRecord, step: int) -> float:
-    if not (one.has_loss(step) and other.has_loss(step)):
+def _loss(run: RunRecord, reference: RunRecord, step: int) -> float:
+    if not (run.has_loss(step) and reference.has_loss(step)):
         return 0.0
     # Losses that are divided by a rank's number of backwards have equal sums, others equal means.
-    return min(_loss_deviation(one, other, step, total_of) for total_of in (np.mean, np.sum))
+    return min(_loss_deviation(run, reference, step, total_of) for total_of in (np.mean, np.sum))
 
 
-def _loss_deviation(one: RunRecord, other: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
-    target = other.losses(step, total_of)[0]
-    scale = max(abs(target), 1e-3 * abs(other.losses(0, total_of)[0]))
-    here = one.losses(step, total_of)
+def _loss_deviation(run: RunRecord, reference: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
+    target = reference.losses(step, total_of)[0]
+    scale = max(abs(target), 1e-3 * abs(reference.losses(0, total_of)[0]))
+    here = run.losses(step, total_of)
     if np.isnan(target):
         return 0.0 if np.isnan(here[0]) else float("inf")
     best = min(abs(loss - target) for loss in here)
     return best / scale if scale else (0.0 if not best else float("inf"))
 
 
-def _gradient_norm(one: RunRecord, other: RunRecord, step: int) -> float:
-    here, usual = one.at(step).gradient_norm, other.at(step).gradient_norm
-    return 0.0 if np.isnan(here) else relative(_number(here), _number(usual))
+def _gradient_norm(run: RunRecord, reference: RunRecord, step: int) -> float:
+    here, usual = run.at(step).gradient_norm, reference.at(step).gradient_norm
+    return 0.0 if np.isnan(here) else relative(np.array([here]), np.array([usual]))
 
 
 MEASURES: Mapping[str, Measure] = {
-    "learning rate": lambda one, other, step: relative(
-        np.array(one.at(step).learning_rates), np.array(other.at(step).learning_rates)
+    "learning rate": lambda run, reference, step: relative(
+        np.array(run.at(step).learning_rates), np.array(reference.at(step).learning_rates)
     ),
     "loss": _loss,
-    "gradient": lambda one, other, step: relative(one.gradient(step), other.gradient(step)),
+    "gradient": lambda run, reference, step: relative(run.gradient(step), reference.gradient(step)),
     "gradient norm": _gradient_norm,
-    "update": lambda one, other, step: relative(one.update(step), other.update(step)),
-    "parameters": lambda one, other, step: relative(one.parameters(step), other.parameters(step)),
+    "update": lambda run, reference, step: relative(run.update(step), reference.update(step)),
+    "parameters": lambda run, reference, step: relative(run.parameters(step), reference.parameters(step)),
 }
-
-
-def _number(value: float) -> Vector:
-    return np.array([value])
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,19 @@ class Comparison:
     @cached_property
     def deviations(self) -> Sequence[Deviation]:
         """Deviations of all steps."""
-        found, last = deviations(self.reference, self.run, self.control), self.other_rates
+        all_deviations, last = deviations(self.reference, self.run, self.control), self.other_rates
         if last is None:
-            return found
+            return all_deviations
         return [
-            one for one in found if one.step < last or (one.step == last and one.quantity in _BEFORE_UPDATE)
+            deviation
+            for deviation in all_deviations
+            if deviation.step < last or (deviation.step == last and deviation.quantity in _BEFORE_UPDATE)
         ]
+
+    @cached_property
+    def unexplained(self) -> Sequence[Deviation]:
+        """Deviations that rounding does not explain."""
+        return [deviation for deviation in self.deviations if not deviation.is_rounding]
 
     @cached_property
     def first(self) -> Deviation | None:
@@ -199,12 +207,12 @@ class Comparison:
         """Number of steps before a sample repeats in either run."""
         return min(self.reference.first_epoch(), self.run.first_epoch())
 
-    def until_samples_differ(self, found: Sequence[Finding]) -> "Comparison":
+    def until_samples_differ(self, findings: Sequence[Finding]) -> "Comparison":
         """Return the comparison of the steps before the first with other samples."""
-        if not found:
+        if not findings:
             return self
-        step = min(self.first_epoch if one.step is None else one.step for one in found)
-        records = (one.until(step) for one in (self.reference, self.run, self.control))
+        step = min(self.first_epoch if finding.step is None else finding.step for finding in findings)
+        records = (record.until(step) for record in (self.reference, self.run, self.control))
         return Comparison(*records)
 
     def until_rates_differ(self, step: int) -> "Comparison":
@@ -213,8 +221,8 @@ class Comparison:
 
     def first_of(self, quantity: str | None) -> Deviation | None:
         """Return the first deviation of a quantity, or of any, that rounding does not explain."""
-        found = (one for one in self.deviations if quantity in (None, one.quantity) and not one.is_rounding)
-        return next(found, None)
+        matching = (deviation for deviation in self.unexplained if quantity in (None, deviation.quantity))
+        return next(matching, None)
 
     @cached_property
     def other_samples(self) -> int | None:
@@ -226,9 +234,7 @@ class Comparison:
         """
         if is_half(self.reference) and (step := self._other_keys()) is not None:
             return step
-        numeric = {
-            one.step for one in self.deviations if not one.is_rounding and one.quantity in _BEFORE_UPDATE
-        }
+        numeric = {deviation.step for deviation in self.unexplained if deviation.quantity in _BEFORE_UPDATE}
         for step in sorted(numeric):
             if not same_samples(self.run.samples(step), self.reference.samples(step)):
                 is_first = self.first is not None and step <= self.first.step
@@ -243,14 +249,16 @@ class Comparison:
     def _other_keys(self) -> int | None:
         """Return the first step whose keys differ, if another step has several keys and they are equal."""
         last = self.steps if self.first is None else self.first.step + 1
-        other = [step for step in range(self.steps) if not self.has_same_samples(step)]
-        is_known = any(len(set(self.reference.samples(k))) > 1 for k in range(self.steps) if k not in other)
+        differing = [step for step in range(self.steps) if not self.has_same_samples(step)]
+        is_known = any(
+            len(set(self.reference.samples(k))) > 1 for k in range(self.steps) if k not in differing
+        )
         off = {
-            one.step
-            for one in self.deviations
-            if one.quantity in _BEFORE_UPDATE and one.value > self.reference.facts.epsilon
+            deviation.step
+            for deviation in self.deviations
+            if deviation.quantity in _BEFORE_UPDATE and deviation.value > self.reference.facts.epsilon
         }
-        return next((step for step in other if step < last and step in off), None) if is_known else None
+        return next((step for step in differing if step < last and step in off), None) if is_known else None
 
     def has_same_samples(self, step: int) -> bool:
         """Return whether a step certainly uses the samples that it uses on one worker."""
@@ -266,7 +274,11 @@ class Comparison:
         """
         if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
             advice = FAULT_OF_SAMESTEP
-        values = [one.value for one in self.deviations if one.step == step and np.isfinite(one.value)]
+        values = [
+            deviation.value
+            for deviation in self.deviations
+            if deviation.step == step and np.isfinite(deviation.value)
+        ]
         return Finding(
             cause=cause,
             message=f"{message} {advice}".rstrip(),
@@ -280,4 +292,6 @@ class Comparison:
     @property
     def largest_deviation(self) -> float | None:
         """The largest deviation of all quantities and steps; None if none is a finite number."""
-        return max((one.value for one in self.deviations if np.isfinite(one.value)), default=None)
+        return max(
+            (deviation.value for deviation in self.deviations if np.isfinite(deviation.value)), default=None
+        )

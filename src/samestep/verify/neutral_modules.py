@@ -166,11 +166,11 @@ class _Batches(Listener):
         return batch
 
     @contextmanager
-    def call(self, module: nn.Module, given: Sequence[Any], *, is_training: bool) -> Iterator[None]:
+    def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """See `Listener.call`."""
-        fetched, inputs = self.draws.samples, _digests(data_in(tuple(given)))
-        if len(inputs) != len(fetched):
-            self.draws.take(inputs)
+        fetched, digests = self.draws.samples, _digests(data_in(tuple(inputs)))
+        if len(digests) != len(fetched):
+            self.draws.take(digests)
         self._calls += is_training  # evaluations do not count: sometimes only one rank evaluates
         device = next(module.parameters()).device
         before = RngState.now(device)
@@ -179,7 +179,7 @@ class _Batches(Listener):
             yield
         finally:
             before.restore()
-            if len(inputs) != len(fetched):
+            if len(digests) != len(fetched):
                 self.draws.take(fetched)
 
 
@@ -304,5 +304,5 @@ def _digests(tensors: Iterable[Tensor]) -> Sequence[int]:
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Return the device of a random operation."""
-    given = next((one.device for one in args if isinstance(one, Tensor)), None)
-    return given or torch.device(kwargs.get("device") or "cpu")
+    device = next((argument.device for argument in args if isinstance(argument, Tensor)), None)
+    return device or torch.device(kwargs.get("device") or "cpu")

@@ -29,19 +29,19 @@ class UnmatchedParametersError(Exception):
     """The parameters of two runs cannot be matched."""
 
 
-def align_parameters(reference: RunRecord, *others: RunRecord) -> Sequence[RunRecord]:
+def align_parameters(reference: RunRecord, *compared: RunRecord) -> Sequence[RunRecord]:
     """Return runs with the parameters of each step in the order of the first run.
 
     Raises:
         UnmatchedParametersError: a parameter has no unambiguous match.
     """
-    if all(_is_alike(reference, one) for one in others):
-        return reference, *others
+    if all(_has_same_order(reference, run) for run in compared):
+        return reference, *compared
     optimizers = range(len(reference.facts.parameters))
-    if any(len(trace.facts.parameters) != len(optimizers) for one in others for trace in one.traces):
+    if any(len(trace.facts.parameters) != len(optimizers) for run in compared for trace in run.traces):
         raise UnmatchedParametersError
-    runs = (reference, *others)
-    places = [[_places(reference, one, optimizer) for optimizer in optimizers] for one in runs]
+    runs = (reference, *compared)
+    places = [[_places(reference, run, optimizer) for optimizer in optimizers] for run in runs]
     # A parameter that an optimizer lacks was found to be constant, and is dropped from all runs.
     kept = [
         [index for index in range(len(reference.facts.parameters[k])) if all(of[k][index] for of in places)]
@@ -66,25 +66,33 @@ def drop_parameters(run: RunRecord) -> RunRecord:
         rates = sorted(set(step.learning_rates))
         return replace(step, gradient=[], before=[], after=[], gradient_norm=0.0, learning_rates=rates)
 
-    return replace(run, traces=[replace(one, steps=[bare(step) for step in one.steps]) for one in run.traces])
+    return replace(
+        run, traces=[replace(trace, steps=[bare(step) for step in trace.steps]) for trace in run.traces]
+    )
 
 
-def _is_alike(reference: RunRecord, run: RunRecord) -> bool:
+def _has_same_order(reference: RunRecord, run: RunRecord) -> bool:
     """Return whether a run's parameters are in the order of the reference's."""
     usual = reference.facts.parameters
     lists = [trace.facts.parameters for trace in run.traces]
-    if not usual or not all(lists) or all(one == usual for one in lists):
+    if not usual or not all(lists) or all(parameters == usual for parameters in lists):
         return True
-    nameless = [[[(held.shape, held.group) for held in part] for part in one] for one in (usual, *lists)]
-    if any(one != nameless[0] for one in nameless):
+    nameless = [
+        [[(held.shape, held.group) for held in of_optimizer] for of_optimizer in parameters]
+        for parameters in (usual, *lists)
+    ]
+    if any(parameters != nameless[0] for parameters in nameless):
         return False
-    one, other = (_first(trace, 0) for trace in (reference.traces[0], run.traces[0]))
-    return one is None or other is None or relative(other, one) <= _EQUAL
+    first, here = (_first(trace, 0) for trace in (reference.traces[0], run.traces[0]))
+    return first is None or here is None or relative(here, first) <= _EQUAL
 
 
 def _first(trace: Trace, optimizer: int) -> Sketches | None:
     """Return the sketches of an optimizer's parameters before its first step, one row each."""
-    step = next((one for one in trace.steps if one.optimizer == optimizer and not one.joined), None)
+    step = next(
+        (candidate for candidate in trace.steps if candidate.optimizer == optimizer and not candidate.joined),
+        None,
+    )
     return None if step is None else np.array(step.before).reshape(-1, BUCKETS)
 
 
@@ -95,29 +103,29 @@ def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
         UnmatchedParametersError: a parameter is not found.
     """
     usual = reference.facts.parameters[optimizer]
-    found: list[dict[int, int]] = [{} for _ in usual]
+    by_rank: list[dict[int, int]] = [{} for _ in usual]
     for rank, trace in enumerate(run.traces):
         held = trace.facts.parameters[optimizer]
         first, here = _first(reference.traces[0], optimizer), _first(trace, optimizer)
-        pairs = _as_stage(usual, held, found, first, here)
+        pairs = _as_stage(usual, held, by_rank, first, here)
         if not pairs:
             pairs = {k: k for k in range(len(usual))} if held == usual else _by_name(usual, held)
             pairs |= _by_content(usual, held, pairs, first, here)
         for index, place in pairs.items():
-            found[index][rank] = place
+            by_rank[index][rank] = place
         unmatched = set(range(len(held))) - set(pairs.values())
         if any(_changes(trace, optimizer, place) for place in unmatched):
             raise UnmatchedParametersError
-    missing = [index for index, places in enumerate(found) if not places]
+    missing = [index for index, places in enumerate(by_rank) if not places]
     if any(_changes(reference.traces[0], optimizer, index) for index in missing):
         raise UnmatchedParametersError
-    return found
+    return by_rank
 
 
 def _as_stage(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
-    found: Sequence[Mapping[int, int]],
+    known: Sequence[Mapping[int, int]],
     first: Sketches | None,
     here: Sketches | None,
 ) -> dict[int, int]:
@@ -127,12 +135,12 @@ def _as_stage(
     """
     if first is None or here is None or (len(first), len(here)) != (len(usual), len(held)):
         return {}
-    shapes, own = [one.shape for one in usual], [one.shape for one in held]
+    shapes, held_shapes = [parameter.shape for parameter in usual], [parameter.shape for parameter in held]
     for start in range(len(usual) - len(held) + 1 if len(held) < len(usual) else 0):
         part = slice(start, start + len(held))
         if (
-            shapes[part] == own
-            and not any(found[part])
+            shapes[part] == held_shapes
+            and not any(known[part])
             and all(relative(a, b) <= _EQUAL for a, b in zip(here, first[part], strict=True))
         ):
             return {start + place: place for place in range(len(held))}
@@ -141,14 +149,18 @@ def _as_stage(
 
 def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParameter]) -> dict[int, int]:
     """Return the places of parameters that agree in name and shape."""
-    counts = [Counter(one.name for one in some) for some in (usual, held)]
-    places = {one.name: place for place, one in enumerate(held) if one.name and counts[1][one.name] == 1}
+    counts = [Counter(parameter.name for parameter in some) for some in (usual, held)]
+    places = {
+        parameter.name: place
+        for place, parameter in enumerate(held)
+        if parameter.name and counts[1][parameter.name] == 1
+    }
     return {
         index: place
-        for index, one in enumerate(usual)
-        if counts[0][one.name] == 1
-        and (place := places.get(one.name)) is not None
-        and held[place].shape == one.shape
+        for index, parameter in enumerate(usual)
+        if counts[0][parameter.name] == 1
+        and (place := places.get(parameter.name)) is not None
+        and held[place].shape == parameter.shape
     }
 
 
@@ -165,22 +177,22 @@ def _by_content(
     if (len(first), len(here)) != (len(usual), len(held)):
         raise UnmatchedParametersError
     free = [place for place in range(len(held)) if place not in set(known.values())]
-    found = {}
+    pairs = {}
     for index in range(len(usual)):
         if index in known:
             continue
         for place in free:
             if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= _EQUAL:
-                found[index] = place
+                pairs[index] = place
                 free.remove(place)
                 break
-    return found
+    return pairs
 
 
 def _changes(trace: Trace, optimizer: int, place: int) -> bool:
     """Return whether a parameter has a gradient in any step."""
-    own = slice(place * BUCKETS, (place + 1) * BUCKETS)
-    return any(any(step.gradient[own]) for step in trace.steps if step.optimizer == optimizer)
+    block = slice(place * BUCKETS, (place + 1) * BUCKETS)
+    return any(any(step.gradient[block]) for step in trace.steps if step.optimizer == optimizer)
 
 
 def _in_order(run: RunRecord, places: Sequence[Places], *, in_parts: bool) -> RunRecord:
@@ -202,7 +214,7 @@ def _in_order(run: RunRecord, places: Sequence[Places], *, in_parts: bool) -> Ru
 
 
 def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bool) -> Step:
-    own = [
+    sources = [
         (owner, held[owner])
         for held in places
         for owner in [0 if run.runs_once else rank if rank in held else min(held)]
@@ -213,10 +225,11 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
     blocks = {
         name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in _VECTORS
     }
-    if any(place >= len(blocks[name][owner]) for owner, place in own for name in _VECTORS):
+    if any(place >= len(blocks[name][owner]) for owner, place in sources for name in _VECTORS):
         raise UnmatchedParametersError  # the optimizer's parameters have changed since
     gradient, before, after = (
-        [float(one) for owner, place in own for one in blocks[name][owner][place]] for name in _VECTORS
+        [float(number) for owner, place in sources for number in blocks[name][owner][place]]
+        for name in _VECTORS
     )
     norm = float(np.linalg.norm(gradient)) if in_parts else steps[rank].gradient_norm
     return replace(
@@ -225,14 +238,14 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
         before=before,
         after=after,
         gradient_norm=norm,
-        learning_rates=_rates(run, own, index),
+        learning_rates=_rates(run, sources, index),
     )
 
 
-def _rates(run: RunRecord, own: Sequence[tuple[int, int]], index: int) -> list[float]:
+def _rates(run: RunRecord, sources: Sequence[tuple[int, int]], index: int) -> list[float]:
     """Return the learning rate of each parameter."""
     rates = []
-    for owner, place in own:
+    for owner, place in sources:
         step, lists = run.traces[owner].steps[index], run.traces[owner].facts.parameters
         if step.learning_rates:
             rates.append(step.learning_rates[lists[step.optimizer][place].group])

@@ -14,7 +14,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison
-from samestep.verify.verdict import Finding
+from samestep.verify.verdict import Finding, faults_of
 
 _OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
 """Causes that rounding can have, when it grows by more than the disturbed run shows."""
@@ -28,35 +28,36 @@ _UNCHANGED = ("__get__", "copy_", "__setitem__", "__set__", "backward")
 """Functions that read attributes, or that write into a tensor and convert by themselves."""
 
 
-def may_be_rounding(comparison: Comparison, found: Sequence[Finding]) -> bool:
+def may_be_rounding(comparison: Comparison, findings: Sequence[Finding]) -> bool:
     """Return whether all faults of a run are deviations that rounding in single precision can have."""
-    faults = [one for one in found if one.kind == "fault"]
+    faults = faults_of(findings)
     least, most = _SINGLE
     is_single = least < comparison.reference.facts.epsilon < most
-    return is_single and bool(faults) and all(one.cause in (*_OF_VALUES, *_OF_PRINTS) for one in faults)
+    return is_single and bool(faults) and all(fault.cause in (*_OF_VALUES, *_OF_PRINTS) for fault in faults)
 
 
-def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> list[Finding]:
+def decided_in_double(findings: Sequence[Finding], double: Comparison | None) -> list[Finding]:
     """Return the findings of a run after its repetition in double precision; None if that failed."""
     if double is None:
+        failed = "Its repetition in double precision failed, so rounding is not excluded."
         return [
-            _with(one, "Its repetition in double precision failed, so rounding is not excluded.")
-            for one in found
+            replace(finding, message=f"{finding.message} {failed}") if finding.kind == "fault" else finding
+            for finding in findings
         ]
-    fault = next(one for one in found if one.kind == "fault")
+    fault = faults_of(findings)[0]
     last = double.steps if fault.step is None else fault.step
-    disputed = [one.value for one in double.deviations if one.step <= last]
+    disputed = [deviation.value for deviation in double.deviations if deviation.step <= last]
     worst = max(disputed, default=np.inf)
     if causes(double) or not worst <= _SAME_IN_DOUBLE:
-        return list(found)
-    deviation = f"deviates by {fault.max_relative_deviation or 0:.1e} in single precision"
+        return list(findings)
+    by = f"deviates by {fault.max_relative_deviation or 0:.1e} in single precision"
     statement = Finding(
         cause="single-precision",
-        message=f"a number that is printed {deviation}. In double precision the prints are the same, and the "
+        message=f"a number that is printed {by}. In double precision the prints are the same, and the "
         f"steps deviate by at most {worst:.1e}: only the rounding of single precision makes them differ, as "
         "where a sample is close to a decision."
         if fault.cause in _OF_PRINTS
-        else f"the {fault.cause} of step {fault.step} {deviation}, but in double precision by at most "
+        else f"the {fault.cause} of step {fault.step} {by}, but in double precision by at most "
         f"{worst:.1e} up to there: only the rounding of single precision makes the steps differ, and it "
         "decides those of one worker as well.",
         workers=fault.workers,
@@ -64,11 +65,7 @@ def decided_in_double(found: Sequence[Finding], double: Comparison | None) -> li
         max_relative_deviation=float(worst),
         kind="note",
     )
-    return [*(one for one in found if one.kind != "fault"), statement]
-
-
-def _with(finding: Finding, text: str) -> Finding:
-    return replace(finding, message=f"{finding.message} {text}") if finding.kind == "fault" else finding
+    return [*(finding for finding in findings if finding.kind != "fault"), statement]
 
 
 @contextmanager
@@ -93,9 +90,9 @@ class _Widening(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in _UNCHANGED:
             return func(*args, **kwargs)
-        dtypes = {one.dtype for one in _tensors((args, tuple(kwargs.values())))}
+        dtypes = {tensor.dtype for tensor in _tensors((args, tuple(kwargs.values())))}
         change = _widened if torch.float64 in dtypes else _renamed
-        args, kwargs = _mapped(args, change), {name: _mapped(one, change) for name, one in kwargs.items()}
+        args, kwargs = _mapped(args, change), {name: _mapped(value, change) for name, value in kwargs.items()}
         result = (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
         return result if dtypes else _mapped(result, _widened)
 
@@ -112,7 +109,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return an argument with its parts changed; lists that have no such parts stay the same objects."""
     if isinstance(value, list) or type(value) is tuple:
         parts = [_mapped(part, change) for part in value]
-        is_same = all(one is other for one, other in zip(parts, value, strict=True))
+        is_same = all(new is part for new, part in zip(parts, value, strict=True))
         return value if is_same else type(value)(parts)
     return change(value)
 

@@ -75,39 +75,41 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     """
     size = len(run.traces)
     rounding = rounding_of(reference.facts.epsilon)
-    lines, again, other = (_lines(one) for one in (reference, control, run))
+    lines, again, compared = (_lines(record) for record in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
     measured, training = _measured_columns(lines, usual), _shapes_of_training(reference)
-    found = []
-    for i, j in _pairs(lines, other):
-        for k, (of, one) in enumerate(zip(lines[i].numbers, other[j].numbers, strict=True)):
-            if of == one or (lines[i].shape, k) in measured:
+    numbers = []
+    for i, j in _pairs(lines, compared):
+        for k, (expected, printed) in enumerate(zip(lines[i].numbers, compared[j].numbers, strict=True)):
+            if expected == printed or (lines[i].shape, k) in measured:
                 continue
-            is_result = lines[i].shape not in training and _has_same_total(lines[i], other[j], k)
-            if _is_share(of, one, size) and not is_result:
+            is_result = lines[i].shape not in training and _has_same_total(lines[i], compared[j], k)
+            if _is_share(expected, printed, size) and not is_result:
                 continue
-            known = _apart(of, usual[i][k]) if i in usual else 0.0
-            value = _apart(of, one)
-            last = 2 * _last_digit(of) / max(abs(float(of)), abs(float(one)), 1e-12)
+            known = _relative_distance(expected, usual[i][k]) if i in usual else 0.0
+            value = _relative_distance(expected, printed)
+            last = 2 * _last_digit(expected) / max(abs(float(expected)), abs(float(printed)), 1e-12)
             if not value <= allowed_deviation(known, rounding) + last:
                 shape = lines[i].shape
-                found.append(
+                numbers.append(
                     PrintedNumber(
                         value=value,
-                        line=other[j].text,
+                        line=compared[j].text,
                         usual=lines[i].text,
-                        is_own_loss=_is_own_loss(of, one, reference, run),
-                        is_count=of.isdecimal() and one.isdecimal() and bool(_COUNTER.search(shape)),
-                        is_combined=_is_combined(of, one, reference, run),
-                        is_multiple=_is_share(of, one, size)
+                        is_own_loss=_is_own_loss(expected, printed, reference, run),
+                        is_count=expected.isdecimal()
+                        and printed.isdecimal()
+                        and bool(_COUNTER.search(shape)),
+                        is_combined=_is_combined(expected, printed, reference, run),
+                        is_multiple=_is_share(expected, printed, size)
                         or abs(value - (1 - 1 / size)) <= last + rounding,
                         shape=shape,
                     )
                 )
-    return found
+    return numbers
 
 
-def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
+def of_progress(numbers: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
     """Return the numbers that rank 0 prints of its own share as its progress, not as results.
 
     Lines of training are those of which at least one is between two steps without an evaluation. They are
@@ -119,16 +121,16 @@ def of_progress(found: Sequence[PrintedNumber], reference: RunRecord) -> list[Pr
     training = _shapes_of_training(reference)
     has_rollouts = any(step.has_rollout for step in reference.traces[0].steps[1:])
     frequent = {shape for shape in training if has_rollouts or counts[shape] > reference.epochs()}
-    of_loss = {one.shape for one in found if one.is_own_loss and one.shape in training}
+    of_loss = {number.shape for number in numbers if number.is_own_loss and number.shape in training}
     known = {shape for shape in of_loss if shape in frequent or len(_COUNTER.findall(shape)) > 1}
     known |= _shapes_of_evaluation(reference)
     return [
-        one
-        for one in found
-        if one.is_own_loss
-        or one.shape in known
-        or (one.shape in frequent and not one.is_multiple)
-        or (one.is_count and one.shape in training)
+        number
+        for number in numbers
+        if number.is_own_loss
+        or number.shape in known
+        or (number.shape in frequent and not number.is_multiple)
+        or (number.is_count and number.shape in training)
     ]
 
 
@@ -141,11 +143,11 @@ def _shapes_of_training(run: RunRecord) -> frozenset[str]:
 
 def _shapes_of_evaluation(run: RunRecord) -> frozenset[str]:
     """Return the shapes of lines that count batches, and of which one evaluation prints several."""
-    found: set[str] = set()
+    shapes: set[str] = set()
     for lines, evaluated in _printed_before_steps(run):
         counts = Counter(_line(text).shape for text in lines if evaluated)
-        found.update(shape for shape, count in counts.items() if count > 1 and _COUNTER.search(shape))
-    return frozenset(found)
+        shapes.update(shape for shape, count in counts.items() if count > 1 and _COUNTER.search(shape))
+    return frozenset(shapes)
 
 
 def _printed_before_steps(run: RunRecord) -> Iterator[tuple[list[str], bool]]:
@@ -168,15 +170,15 @@ def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> 
     Lines that also differ between two runs on one worker are left out. One of the two is empty if a line is
     missing.
     """
-    lines, again, other = (_lines(one) for one in (reference, control, run))
+    lines, again, compared = (_lines(record) for record in (reference, control, run))
     stable = {i for i, _ in _pairs(lines, again)}
-    for first, last, start, stop in _ranges(lines, other, paired=False):
+    for first, last, start, stop in _ranges(lines, compared, paired=False):
         here = [i for i in range(first, last) if i in stable and lines[i].text.strip()]
-        there = [j for j in range(start, stop) if other[j].text.strip()]
-        if _joined(lines, here) == _joined(other, there):  # wrapped elsewhere
+        there = [j for j in range(start, stop) if compared[j].text.strip()]
+        if _joined(lines, here) == _joined(compared, there):  # wrapped elsewhere
             continue
         if here or (there and first == last):
-            return lines[here[0]].text if here else "", other[there[0]].text if there else ""
+            return lines[here[0]].text if here else "", compared[there[0]].text if there else ""
     return None
 
 
@@ -213,12 +215,12 @@ def _is_finite_or_named(text: str) -> bool:
 
 def _unit(text: str, end: int) -> str:
     """Return the unit of time, rate or memory behind a number; empty without one."""
-    found = _UNIT.match(text, end)
-    if found is None:
+    unit = _UNIT.match(text, end)
+    if unit is None:
         return ""
-    over, _, per = found[2].partition("/")
+    over, _, per = unit[2].partition("/")
     is_unit = _UNITS.fullmatch(over) or _UNITS.fullmatch(per)
-    return found[0] if is_unit or (not found[1] and _UNITS_BEHIND.fullmatch(over)) else ""
+    return unit[0] if is_unit or (not unit[1] and _UNITS_BEHIND.fullmatch(over)) else ""
 
 
 def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001
@@ -246,40 +248,42 @@ def _measured_columns(
     total: Counter[tuple[str, int]] = Counter()
     varied: Counter[tuple[str, int]] = Counter()
     for i, numbers in usual.items():
-        for k, (of, one) in enumerate(zip(lines[i].numbers, numbers, strict=True)):
+        for k, (expected, printed) in enumerate(zip(lines[i].numbers, numbers, strict=True)):
             total[lines[i].shape, k] += 1
-            varied[lines[i].shape, k] += _apart(of, one) > _VARIES
+            varied[lines[i].shape, k] += _relative_distance(expected, printed) > _VARIES
     return frozenset(column for column, count in varied.items() if 2 * count > total[column])
 
 
-def _apart(of: str, one: str) -> float:
+def _relative_distance(expected: str, printed: str) -> float:
     """Return the distance of two numbers relative to the larger one."""
-    if of == one:
+    if expected == printed:
         return 0.0
-    a, b = float(of), float(one)
+    a, b = float(expected), float(printed)
     if not (math.isfinite(a) and math.isfinite(b)):
         return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
     return abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
 
 
-def _is_own_loss(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+def _is_own_loss(expected: str, printed: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are the losses of the reference and of rank 0 in one step."""
-    if run.runs_once or not _last_digit(one):
+    if run.runs_once or not _last_digit(printed):
         return False
     steps = range(min(reference.steps, run.steps))
     return any(
-        _has_printed(of, reference.at(step).losses) and _has_printed(one, run.at(step).losses)
+        _has_printed(expected, reference.at(step).losses) and _has_printed(printed, run.at(step).losses)
         for step in steps
     )
 
 
-def _is_combined(of: str, one: str, reference: RunRecord, run: RunRecord) -> bool:
+def _is_combined(expected: str, printed: str, reference: RunRecord, run: RunRecord) -> bool:
     """Return whether two numbers are computed alike from what the ranks combine in an evaluation."""
-    digit = _last_digit(one)
+    digit = _last_digit(printed)
     if not reference.combined():  # a serial script; a count can be truncated
-        return any(_are_results([one], [found], [run.size], digit or 1.0) for found in run.combined())
+        return any(_are_results([printed], [numbers], [run.size], digit or 1.0) for numbers in run.combined())
     combined = zip(reference.combined(), run.combined(), strict=False)
-    return bool(digit) and any(_are_results([of, one], both, [1, run.size], digit) for both in combined)
+    return bool(digit) and any(
+        _are_results([expected, printed], both, [1, run.size], digit) for both in combined
+    )
 
 
 def _are_results(
@@ -291,7 +295,7 @@ def _are_results(
     of the last printed digit.
     """
     return any(
-        all(abs(scale * one - float(text)) <= digit for one, text in zip(results, printed, strict=True))
+        all(abs(scale * result - float(text)) <= digit for result, text in zip(results, printed, strict=True))
         for results in zip(*map(_results, combined, sizes), strict=False)
         for scale in (1.0, _PERCENT)
     )
@@ -301,51 +305,52 @@ def _results(combined: Sequence[float], size: int) -> Iterator[float]:
     """Yield each number, its mean over the ranks, and its quotient by each other number."""
     for number in combined:
         yield from (number, number / size)
-        yield from (number / other if other else float("nan") for other in combined)
+        yield from (number / divisor if divisor else float("nan") for divisor in combined)
 
 
 def _has_printed(text: str, losses: Sequence[float]) -> bool:
     """Return whether a number is one of a step's losses, also before its division, or their sum."""
-    candidates = [*losses, *(len(losses) * one for one in losses), sum(losses)] if losses else []
-    return any(abs(float(text) - one) <= _last_digit(text) for one in candidates)
+    candidates = [*losses, *(len(losses) * loss for loss in losses), sum(losses)] if losses else []
+    return any(abs(float(text) - loss) <= _last_digit(text) for loss in candidates)
 
 
-def _pairs(lines: Sequence[_Line], others: Sequence[_Line]) -> list[tuple[int, int]]:
+def _pairs(lines: Sequence[_Line], compared: Sequence[_Line]) -> list[tuple[int, int]]:
     """Return the pairs of lines that are equal but for their numbers, in order."""
-    ranges = _ranges(lines, others, paired=True)
+    ranges = _ranges(lines, compared, paired=True)
     return [pair for a, b, c, d in ranges for pair in zip(range(a, b), range(c, d), strict=True)]
 
 
 def _ranges(
-    lines: Sequence[_Line], others: Sequence[_Line], *, paired: bool
+    lines: Sequence[_Line], compared: Sequence[_Line], *, paired: bool
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges of lines that are paired, or those between them: bounds here, and of the others."""
-    one, other = ([line.shape for line in some] for some in (lines, others))
-    if one == other:  # usual, and quadratic in the matcher
-        codes = [("equal", 0, len(one), 0, len(other))]
+    """Yield the ranges of lines that are paired, or those between them: the bounds in both."""
+    here, there = ([line.shape for line in some] for some in (lines, compared))
+    if here == there:  # usual, and quadratic in the matcher
+        codes = [("equal", 0, len(here), 0, len(there))]
     else:
-        codes = list(SequenceMatcher(None, one, other, autojunk=False).get_opcodes())
+        codes = list(SequenceMatcher(None, here, there, autojunk=False).get_opcodes())
     for kind, *bounds in codes:
         if (kind == "equal") is paired:
             first, last, start, stop = bounds
             yield first, last, start, stop
 
 
-def _is_share(of: str, one: str, size: int) -> bool:
+def _is_share(expected: str, printed: str, size: int) -> bool:
     """Return whether a count is one worker's share of another, or `size` times it."""
-    if not (of.isdecimal() and one.isdecimal()) or max(len(of), len(one)) > _MOST_DIGITS:
+    if not (expected.isdecimal() and printed.isdecimal()) or max(len(expected), len(printed)) > _MOST_DIGITS:
         return False
-    return int(one) in (int(of) * size, int(of) // size, -(-int(of) // size))
+    return int(printed) in (int(expected) * size, int(expected) // size, -(-int(expected) // size))
 
 
-def _has_same_total(line: _Line, other: _Line, place: int) -> bool:
+def _has_same_total(line: _Line, compared: _Line, place: int) -> bool:
     """Return whether the number at a place is a part, ``#/#``, of a total that is the same in both lines."""
     before = -1
     for _ in range(place + 1):
         before = line.shape.index("#", before + 1)
     following = line.numbers[place + 1 : place + 2]
     return (
-        bool(_COUNTER.match(line.shape, before)) and following == list(other.numbers)[place + 1 : place + 2]
+        bool(_COUNTER.match(line.shape, before))
+        and following == list(compared.numbers)[place + 1 : place + 2]
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -24,12 +25,10 @@ from samestep.hooks.registry import attached_all, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
-from samestep.verify.calls_of_training import CallsOfTraining
-from samestep.verify.loss_divisors import loss_divisors
 from samestep.verify.neutral_modules import compresses, normalizes_alone
 from samestep.verify.observers.check import Observer, after, on_first_gradient
+from samestep.verify.observers.loss_graphs import loss_divisors
 from samestep.verify.run_length import RunLength
-from samestep.verify.tensor_parallel import ranks_of_same_batch
 from samestep.verify.tensor_summary import norm, own_generator, row_keys, sketch
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -82,7 +81,7 @@ class Probe(Listener):
         self._before = 0  # number of backwards before the current optimizer step
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
-        self._calls_of_training = CallsOfTraining(lambda one: self.model_of(one) is not None)
+        self._calls_of_training = _CallsOfTraining(lambda model: self.model_of(model) is not None)
         self._eval_call: tuple[nn.Module, list[float]] | None = None
         """The module and sample keys of the current call in evaluation mode."""
         self._device = _CPU  # device of the last model called
@@ -127,7 +126,9 @@ class Probe(Listener):
         """Return the number of the trained model that has the parameters of a module; None without one."""
         first = next(module.parameters(), None)
         models = enumerate(self._modules.values())
-        return next((k for k, model in models if any(one is first for one in model.parameters())), None)
+        return next(
+            (k for k, model in models if any(parameter is first for parameter in model.parameters())), None
+        )
 
     def end(self, ended: str, message: str = "") -> None:
         """Write how the script ended."""
@@ -182,8 +183,11 @@ class Probe(Listener):
         self._step.passes = self._passes_before
         if id(module) not in self._modules:
             self._modules[id(module)] = module
-            untrained = (*module.buffers(), *(one for one in module.parameters() if not one.requires_grad))
-            self.facts.buffers += sketch(one for one in untrained if not one.is_meta)
+            untrained = (
+                *module.buffers(),
+                *(tensor for tensor in module.parameters() if not tensor.requires_grad),
+            )
+            self.facts.buffers += sketch(tensor for tensor in untrained if not tensor.is_meta)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
 
@@ -209,7 +213,7 @@ class Probe(Listener):
         if self._fetched is not None:  # a GAN draws noise between two backwards
             self._fetched = RngState.now(self._device)
         # Read after backward: only then the loss of a replicated script is that of the global batch.
-        self._step.losses += [float(one.detach()) for one in losses if one.numel() == 1]
+        self._step.losses += [float(loss.detach()) for loss in losses if loss.numel() == 1]
         self._step.backwards += 1
         if self._noise is not None:
             self._disturb(self._noise)
@@ -230,12 +234,14 @@ class Probe(Listener):
         self._finish_step()
 
     def _of_modules(self) -> list[Tensor]:
-        return [one for module in self._modules.values() for one in module.parameters()]
+        return [parameter for module in self._modules.values() for parameter in module.parameters()]
 
     def _disturb(self, noise: torch.Generator) -> None:
         """Add noise of the size of rounding errors to all gradients."""
-        found = self._of_modules() + [one for optimizer in self._made for one in parameters_of(optimizer)]
-        for parameter in {id(one): one for one in found}.values():
+        parameters = self._of_modules() + [
+            parameter for optimizer in self._made for parameter in parameters_of(optimizer)
+        ]
+        for parameter in {id(parameter): parameter for parameter in parameters}.values():
             if parameter.grad is not None:
                 add_rounding(parameter.grad, noise, max(self.facts.epsilon, _epsilon(parameter.grad.dtype)))
 
@@ -298,12 +304,12 @@ class Probe(Listener):
         }
         groups = enumerate(optimizer.param_groups)
         held = [
-            OptimizerParameter(names.get(id(one), ""), tuple(one.shape), k)
+            OptimizerParameter(names.get(id(parameter), ""), tuple(parameter.shape), k)
             for k, group in groups
-            for one in group["params"]
+            for parameter in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
-        self.facts.same_batch = ranks_of_same_batch(self._modules.values())
+        self.facts.same_batch = _ranks_of_same_batch(self._modules.values())
 
     def _finish_step(self) -> None:
         self._note_group()
@@ -409,3 +415,100 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
     size = tensor.detach().double().pow(2).mean().sqrt() * rounding
     drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
     tensor.add_((drawn * size.cpu()).to(tensor))
+
+
+class _CallsOfTraining:
+    """Separates the calls without gradients of one rank that are no evaluations.
+
+    In a rollout, a model in training mode is called on samples that it is trained on afterwards and was not
+    trained on before; or it is called before every step, as where it chooses an action. A teacher and a
+    target network are never trained, and called before every step in any mode.
+
+    Args:
+        is_trained: returns whether a model has parameters of one that was trained so far.
+    """
+
+    def __init__(self, is_trained: Callable[[nn.Module], bool]) -> None:
+        self._is_trained = is_trained
+        self._at_first: dict[ref[nn.Module], list[float]] = {}
+        """Sketches of the parameters of models at their first call, if they were not trained before."""
+        self._trained_on: set[float] = set()  # keys of the samples of earlier steps
+        self._since_step: dict[tuple[nn.Module, bool], list[float]] = {}
+        """Keys of the samples since the last step, by model and if it was in training mode."""
+        self._always: set[int] | None = None
+        """Ids of the models with such calls before every step so far; None before the first step."""
+
+    def add(self, model: nn.Module, keys: Sequence[float]) -> None:
+        """Add the samples of a call without gradients."""
+        self._since_step.setdefault((model, model.training), []).extend(keys)
+        if ref(model) not in self._at_first and not self._is_trained(model):
+            self._at_first[ref(model)] = sketch(
+                parameter for parameter in model.parameters() if not parameter.is_meta
+            )
+
+    def of_untrained_models(self) -> list[float]:
+        """Return sketches of the parameters of all models that are never trained, at their first call."""
+        sketches: list[float] = []
+        for weak, numbers in self._at_first.items():
+            model = weak()
+            if model is None or not self._is_trained(model):  # trained ones are kept alive
+                sketches += numbers
+        return sketches
+
+    def remove_from(self, step: Step) -> None:
+        """Remove these calls from the evaluations before a step that has all samples since the last one."""
+        calls, self._since_step = self._since_step, {}
+        trained = {id(model) for model, _ in calls if self._is_trained(model)}
+        of_training = [
+            (id(model), keys)
+            for (model, is_training), keys in calls.items()
+            if is_training or id(model) not in trained
+        ]
+        called = {model for model, _ in of_training}
+        self._always = called if self._always is None else self._always & called
+        removed = _rounded(key for model, keys in of_training if model in self._always for key in keys)
+        played = _rounded(key for (_, is_training), keys in calls.items() if is_training for key in keys)
+        used = _rounded(step.samples)
+        is_new = 2 * len(played - self._trained_on) > len(played)
+        if is_new and used and 2 * len(used & played) >= len(used):
+            step.has_rollout, removed = True, removed | played
+        step.has_rollout |= bool(self._always & trained)
+        step.evaluated = [key for key in step.evaluated if round(key, 9) not in removed]
+        self._trained_on |= used
+
+
+def _rounded(keys: Iterable[float]) -> set[float]:
+    return {round(key, 9) for key in keys}
+
+
+def _ranks_of_same_batch(models: Iterable[nn.Module]) -> list[int]:
+    """Return this rank and the others that get the same batches; empty without tensor parallelism.
+
+    A mesh dimension of a `DTensor` parameter is one of tensor parallelism, unless `fully_shard` shards the
+    parameter along it: the ranks of such a dimension get batches of their own.
+    """
+    for model in models:
+        of_data = _data_dimensions(model)
+        for parameter in model.parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            first = of_data.get(id(parameter), 0)
+            if mesh is not None and first < mesh.ndim and mesh.get_coordinate() is not None:
+                here = (*mesh.get_coordinate()[:first], *[slice(None)] * (mesh.ndim - first))
+                ranks: list[int] = mesh.mesh[here].flatten().tolist()
+                return sorted(ranks)
+    return []
+
+
+def _data_dimensions(model: nn.Module) -> dict[int, int]:
+    """Return the number of leading mesh dimensions over which `fully_shard` shards each parameter, by id."""
+    return {
+        id(sharded.sharded_param): sharded.mesh_info.mesh.ndim
+        for module in model.modules()
+        for sharded in _sharded_parameters(module)
+    }
+
+
+def _sharded_parameters(module: Any) -> Iterator[Any]:
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None  # noqa: SLF001
+    group = getattr(state, "_fsdp_param_group", None)
+    yield from () if group is None else group.fsdp_params

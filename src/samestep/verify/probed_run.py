@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.files.overlay_files import writing_to
@@ -32,16 +32,16 @@ from samestep.launch.local.local_backend import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.fresh_interpreter import in_fresh_interpreters
-from samestep.verify.modules.module_record import read_modules
+from samestep.verify.module_recorder import ModuleRecorder
+from samestep.verify.neutral_modules import global_batch_norm, rank_features_disabled
 from samestep.verify.observers.check import Observer
 from samestep.verify.observers.rank_observers import SavedStates
 from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
+from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
-from samestep.verify.progress_line import ProgressLine, Shown
-from samestep.verify.rank_merging import merged
-from samestep.verify.run_length import RunLength
-from samestep.verify.run_record import RunRecord
-from samestep.verify.trace import Trace, Writer, read
+from samestep.verify.run_length import ProgressLine, RunLength, Shown
+from samestep.verify.run_record import RunRecord, merged
+from samestep.verify.trace import Trace, Writer, read, read_modules
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
@@ -73,9 +73,8 @@ class TracedRun:
     double: bool = False  # whether the script computes in double precision, whatever it asks for
     # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
-    own_hashes: bool = (
-        False  # whether each rank is a fresh interpreter, which orders sets of texts its own way
-    )
+    # whether each rank is a fresh interpreter, which orders sets of texts its own way
+    own_hashes: bool = False
     modules_of: int | None = None  # step whose module calls are recorded, if any
 
     def run(self) -> RunRecord:
@@ -126,6 +125,11 @@ class TracedRun:
     def _starts_helpers(self) -> bool:
         """Whether the worker that runs a serial script starts the others, as `Decision.has_helpers`."""
         return self.kind == "serial" and (self.options.device == "cpu" or not can_have_accelerators())
+
+    @property
+    def _disables_features(self) -> bool:
+        """Whether rank-dependent features of a distributed script are disabled."""
+        return self.neutral not in (None, "serial")
 
     def _filled(self) -> Program:
         """Return the program with this number of workers in its flags."""
@@ -197,7 +201,7 @@ class TracedRun:
             stop=partial(self._stop, rank),
             printed=stdout.text,
             disturb=self.disturb,
-            within=self._within(),
+            within=global_batch_norm if self._disables_features else nullcontext,
         )
         probe.changed_files = files
         _KEPT.append(probe)
@@ -217,13 +221,9 @@ class TracedRun:
             return ending
 
         with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
-            if self.neutral not in (None, "serial"):
-                from samestep.verify.neutral_modules import rank_features_disabled
-
+            if self._disables_features:
                 stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
             if self.double:
-                from samestep.verify.precision import in_double_precision
-
                 stack.enter_context(in_double_precision())
             try:
                 return self._as_its_kind(probed, rank, probe)
@@ -249,13 +249,6 @@ class TracedRun:
         with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
             return probed()
 
-    def _within(self) -> Callable[[], AbstractContextManager[Any]]:
-        if self.neutral in (None, "serial"):
-            return nullcontext
-        from samestep.verify.neutral_modules import global_batch_norm
-
-        return global_batch_norm
-
     def _observers(self, probe: Probe) -> list[Observer]:
         """Return what observes a rank: nothing where gradients are disturbed or features disabled."""
         if self.disturb or self.neutral is not None:
@@ -274,8 +267,6 @@ class TracedRun:
         """Return a context that records the module calls of the step, if there is one."""
         if self.modules_of is None:
             return nullcontext()
-        from samestep.verify.modules.recorder import ModuleRecorder
-
         return ModuleRecorder(
             Writer(self._modules_of(rank)),
             probe,
@@ -287,8 +278,8 @@ class TracedRun:
     def _stop(self, rank: int) -> None:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
-        others = [self._folder_of(other) / "stopped" for other in range(self._recording)]
-        holds_within(lambda: all(one.exists() for one in others), STOP_TIMEOUT_S, most_s=0.05)
+        marks = [self._folder_of(k) / "stopped" for k in range(self._recording)]
+        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=0.05)
         os._exit(0)
 
 

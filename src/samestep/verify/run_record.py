@@ -1,4 +1,10 @@
-"""Holds the record of a run: the samples, loss and gradient of each step, over all ranks."""
+"""Holds the record of a run: the samples, loss and gradient of each step, over all ranks.
+
+The records of ranks that do one work together are merged, so that each sample and each update counts once.
+Ranks of a tensor parallel group record the same batch: one of them counts. Ranks that average their
+parameters after each step, in place of their gradients, make the step of the averaged gradient. The output is
+that of the first rank that prints.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samestep.launch.local.failure import Failure
-from samestep.verify.modules.module_record import ModuleRecord
-from samestep.verify.trace import Facts, Step, Trace
+from samestep.verify.trace import Facts, ModuleRecord, Step, Trace
 
 Vector = npt.NDArray[np.float64]
 EQUAL = 1e-6
@@ -58,7 +63,7 @@ class RunRecord:
 
     def at(self, step: int) -> Step:
         """Return a step of rank 0, or of the first rank that made it."""
-        return next((one for one in self.of_ranks(step)), self.traces[0].steps[step])
+        return next((rank_step for rank_step in self.of_ranks(step)), self.traces[0].steps[step])
 
     def of_ranks(self, step: int) -> Sequence[Step]:
         """Return a step of each rank that made it."""
@@ -66,7 +71,7 @@ class RunRecord:
 
     def counts(self, step: int) -> Sequence[int]:
         """Return the numbers of samples of the ranks that get samples in any step."""
-        feeding = [any(one.samples for one in trace.steps[: self.steps]) for trace in self.traces]
+        feeding = [any(past_step.samples for past_step in trace.steps[: self.steps]) for trace in self.traces]
         return [
             len(trace.steps[step].samples)
             for trace, feeds in zip(self.traces, feeding, strict=True)
@@ -75,11 +80,11 @@ class RunRecord:
 
     def samples(self, step: int) -> Vector:
         """Return the keys of the samples of a step in ascending order."""
-        return _sorted([key for one in self.of_ranks(step) for key in one.samples])
+        return _sorted([key for rank_step in self.of_ranks(step) for key in rank_step.samples])
 
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated in the first `steps` steps."""
-        keys = [key for trace in self.traces for one in trace.steps[:steps] for key in one.evaluated]
+        keys = [key for trace in self.traces for step in trace.steps[:steps] for key in step.evaluated]
         if all(len(trace.steps) == steps for trace in self.traces):
             keys += [key for trace in self.traces for key in trace.facts.evaluated]
         return _sorted(keys)
@@ -87,7 +92,9 @@ class RunRecord:
     def combined(self) -> Sequence[Sequence[float]]:
         """Return the numbers that rank 0 has combined with other ranks in each evaluation."""
         first = self.traces[0]
-        return [one for one in (*(step.combined for step in first.steps), first.facts.combined) if one]
+        return [
+            numbers for numbers in (*(step.combined for step in first.steps), first.facts.combined) if numbers
+        ]
 
     def communicates_in_evaluation(self) -> bool:
         """Return whether rank 0 has combined numbers with other ranks, or gathered any, in an evaluation."""
@@ -100,18 +107,18 @@ class RunRecord:
         Ranks without a loss do not count: a pipeline computes it on its last rank only. `total_of` computes a
         rank's loss from those of its backwards.
         """
-        ranks = [one for one in self.of_ranks(step) if one.losses]
+        ranks = [rank_step for rank_step in self.of_ranks(step) if rank_step.losses]
         if not ranks:
             return [np.nan]
-        means = np.array([total_of(one.losses) for one in ranks])
-        weights = np.array([len(one.samples) for one in ranks], dtype=float)
+        means = np.array([total_of(rank_step.losses) for rank_step in ranks])
+        weights = np.array([len(rank_step.samples) for rank_step in ranks], dtype=float)
         mean, total = float(means.mean()), float(means.sum())
         weighted = float(np.sum(means * weights) / weights.sum()) if weights.sum() else mean
         return weighted, mean, total, total / len(self.traces)
 
     def has_loss(self, step: int) -> bool:
         """Return whether the loss of a step is known."""
-        return any(one.losses for one in self.of_ranks(step))
+        return any(rank_step.losses for rank_step in self.of_ranks(step))
 
     def gradient(self, step: int) -> Vector:
         """Return the sketch of rank 0's gradient before a step."""
@@ -119,7 +126,9 @@ class RunRecord:
 
     def update(self, step: int) -> Vector:
         """Return the sketch of the update of the parameters in a step."""
-        after, before = (np.array(one, np.float64) for one in (self.at(step).after, self.at(step).before))
+        after, before = (
+            np.array(vector, np.float64) for vector in (self.at(step).after, self.at(step).before)
+        )
         return after - before
 
     def parameters(self, step: int) -> Vector:
@@ -130,11 +139,11 @@ class RunRecord:
         """Return the fraction of rank 0's samples in the first steps that other ranks also got."""
         if len(self.traces) == 1:
             return 0.0
-        first, *others = [
-            Counter(round(key, 9) for one in trace.steps[:steps] for key in one.samples)
+        first, *further_ranks = [
+            Counter(round(key, 9) for step in trace.steps[:steps] for key in step.samples)
             for trace in self.traces
         ]
-        elsewhere = set().union(*others)
+        elsewhere = set().union(*further_ranks)
         return sum(n for key, n in first.items() if key in elsewhere) / max(1, first.total())
 
     def first_epoch(self) -> int:
@@ -170,33 +179,119 @@ def _truncated(trace: Trace, step: int) -> Trace:
     return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
 
 
-def same_samples(one: Vector, other: Vector) -> bool:
+def same_samples(keys: Vector, usual: Vector) -> bool:
     """Return whether two sorted lists of sample keys are equal up to rounding."""
-    if one.shape != other.shape:
+    if keys.shape != usual.shape:
         return False
-    if not one.size:
+    if not keys.size:
         return True
-    difference = np.abs(one - other)
-    exact = difference <= _SAME_KEY * np.maximum(np.abs(one), np.abs(other)).max()
-    return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(other)).all())
+    difference = np.abs(keys - usual)
+    exact = difference <= _SAME_KEY * np.maximum(np.abs(keys), np.abs(usual)).max()
+    return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(usual)).all())
 
 
-def relative(one: Vector, other: Vector) -> float:
+def relative(vector: Vector, reference: Vector) -> float:
     """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
-    if one.shape != other.shape:
+    if vector.shape != reference.shape:
         return float("inf")
-    size = float(np.linalg.norm(other))
-    distance = float(np.linalg.norm(one - other))
+    size = float(np.linalg.norm(reference))
+    distance = float(np.linalg.norm(vector - reference))
     if np.isnan(distance):
-        return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
+        return 0.0 if np.array_equal(vector, reference, equal_nan=True) else float("inf")
     return distance / size if size else (0.0 if not distance else float("inf"))
 
 
 def differ(of_ranks: Iterable[Sequence[float]]) -> bool:
     """Return whether the vectors of several ranks differ."""
-    first, *others = map(np.array, of_ranks)
-    return any(relative(one, first) > EQUAL for one in others)
+    first, *vectors = map(np.array, of_ranks)
+    return any(relative(vector, first) > EQUAL for vector in vectors)
 
 
 def _sorted(keys: Sequence[float]) -> Vector:
     return np.sort(np.array(keys, dtype=np.float64))
+
+
+def merged(run: RunRecord) -> RunRecord:
+    """Return a run with each batch of several ranks once, and with averaged steps."""
+    if run.runs_once or run.size == 1:
+        return run
+    traces = [_own_batches(trace, run) for trace in run.traces]
+    traces[0] = _with_output(traces)
+    return _with_averaged_parameters(replace(run, traces=traces))
+
+
+def _with_output(traces: Sequence[Trace]) -> Trace:
+    """Return rank 0's trace with the output of the first rank that prints: a pipeline's last stage may."""
+    first = traces[0]
+    source = next((trace for trace in traces if trace.facts.printed.strip()), first)
+    if source is first or len(source.steps) < len(first.steps):
+        return first
+    steps = [
+        replace(step, printed=printing.printed)
+        for step, printing in zip(first.steps, source.steps, strict=False)
+    ]
+    return replace(first, facts=replace(first.facts, printed=source.facts.printed), steps=steps)
+
+
+def _own_batches(trace: Trace, run: RunRecord) -> Trace:
+    """Return a trace without the samples and losses that the first rank of the same batch has too."""
+    ranks = trace.facts.same_batch
+    if not ranks or ranks[0] == trace.facts.rank:
+        return trace
+    first = run.traces[ranks[0]]
+    steps = [
+        replace(step, samples=[], losses=[], evaluated=[])
+        if (step.samples, step.evaluated) == (first_step.samples, first_step.evaluated)
+        else step
+        for step, first_step in zip(trace.steps, first.steps, strict=False)
+    ]
+    same = trace.facts.evaluated == first.facts.evaluated
+    facts = replace(trace.facts, evaluated=[]) if same else trace.facts
+    return replace(trace, facts=facts, steps=[*steps, *trace.steps[len(steps) :]])
+
+
+def _with_averaged_parameters(run: RunRecord) -> RunRecord:
+    """Return a run in which steps with other gradients on each rank have the mean, if the ranks keep that."""
+    changed = {step: mean for step in range(run.steps) if (mean := _mean_of_step(run, step)) is not None}
+    kept = [_keeps(run, step, mean["after"]) for step, mean in changed.items()]
+    if not any(kept) or any(is_kept is False for is_kept in kept):
+        return run
+    return replace(
+        run,
+        averages_parameters=True,
+        traces=[
+            replace(trace, steps=[_with(step, changed.get(k)) for k, step in enumerate(trace.steps)])
+            for trace in run.traces
+        ],
+    )
+
+
+def _mean_of_step(run: RunRecord, step: int) -> dict[str, Vector] | None:
+    """Return the means over the ranks in a step after which their parameters differ; None for other steps."""
+    ranks = run.of_ranks(step)
+    lengths = {len(rank_step.after) for rank_step in ranks}
+    if len(lengths) != 1 or not differ(rank_step.after for rank_step in ranks):
+        return None
+    if len({len(rank_step.gradient) for rank_step in ranks}) != 1:
+        return None
+    return {
+        name: np.mean([getattr(rank_step, name) for rank_step in ranks], axis=0)
+        for name in ("gradient", "after")
+    }
+
+
+def _keeps(run: RunRecord, step: int, mean: Vector) -> bool | None:
+    """Return whether all ranks begin the optimizer's next step with a mean; None if there is no such step."""
+    number = run.at(step).optimizer
+    later = (run.of_ranks(k) for k in range(step + 1, run.steps) if run.at(k).optimizer == number)
+    following = next(later, None)
+    if following is None:
+        return None
+    return all(relative(np.array(rank_step.before), mean) <= EQUAL for rank_step in following)
+
+
+def _with(step: Step, mean: dict[str, Vector] | None) -> Step:
+    if mean is None or step.joined:
+        return step
+    gradient, after = mean["gradient"].tolist(), mean["after"].tolist()
+    return replace(step, gradient=gradient, after=after, gradient_norm=float("nan"))

@@ -28,21 +28,21 @@ def samples(comparison: Comparison) -> Finding | None:
     if step is None:
         return None
     shared = run.shared_between_ranks(max(1, min(run.first_epoch(), comparison.steps)))
-    usual, found = len(comparison.reference.samples(step)), len(run.samples(step))
-    counts = f"step {step} uses {counted(found, 'sample')}, one worker {usual}"
+    usual, count = len(comparison.reference.samples(step)), len(run.samples(step))
+    counts = f"step {step} uses {counted(count, 'sample')}, one worker {usual}"
     cause: Cause
     advice = "Use samestep.UnpaddedSampler."
-    if shared >= _MANY or (shared > 0 and found == usual):
+    if shared >= _MANY or (shared > 0 and count == usual):
         cause = "overlapping-shards"
         message = f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch."
         advice = "Give each rank its own shard (samestep.shard, DistributedSampler), drawn from one seed."
-    elif found == usual * size:
+    elif count == usual * size:
         cause = "batch-times-n"
         message = f"{counts}: {size} times as many, since the loader's batch size is per worker."
         advice = "Divide it by the number of workers."
-    elif found > usual:
+    elif count > usual:
         cause, message = "padded-samples", f"{counts}: the sampler pads with repeats."
-    elif found < usual:
+    elif count < usual:
         cause, message = "samples-left-out", f"{counts}: the remainder of the data is dropped."
     else:
         cause, message, advice = _as_many_others(comparison, step)
@@ -52,8 +52,8 @@ def samples(comparison: Comparison) -> Finding | None:
 def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:
     """Return why a step uses as many samples as on one worker, but different ones, and what to do."""
     here, usual = (
-        np.unique(np.concatenate([one.samples(k) for k in range(one.steps)]).round(9))
-        for one in (comparison.run, comparison.reference)
+        np.unique(np.concatenate([record.samples(k) for k in range(record.steps)]).round(9))
+        for record in (comparison.run, comparison.reference)
     )
     if comparison.reference.first_epoch() < comparison.reference.steps and len(here) < len(usual):
         left_out = len(np.setdiff1d(usual, here))
@@ -77,9 +77,9 @@ def same_work(comparison: Comparison) -> Finding | None:
     if run.runs_once or comparison.size == 1 or not comparison.steps:
         return None
     for step in range(comparison.steps):
-        first, *others = [np.sort(one.samples) for one in run.of_ranks(step)]
+        first, *further = [np.sort(rank_step.samples) for rank_step in run.of_ranks(step)]
         usual = comparison.reference.samples(step)
-        if not first.size or any(not same_samples(one, first) for one in (*others, usual)):
+        if not first.size or any(not same_samples(keys, first) for keys in (*further, usual)):
             return None
     if comparison.steps > 1 and same_samples(run.samples(0), run.samples(1)):
         return None  # data that does not change from step to step are not samples
@@ -125,15 +125,15 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
 
 def evaluates_alone(comparison: Comparison) -> bool:
     """Return whether rank 0 evaluates by itself all samples that one worker evaluates."""
-    here, usual = (one.traces[0].evaluations() for one in (comparison.run, comparison.reference))
+    here, usual = (record.traces[0].evaluations() for record in (comparison.run, comparison.reference))
     pairs = zip(here, usual, strict=False)
-    return bool(here) and all(same_samples(np.sort(one), np.sort(other)) for one, other in pairs)
+    return bool(here) and all(same_samples(np.sort(keys), np.sort(expected)) for keys, expected in pairs)
 
 
 def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
     """Return how many samples all ranks evaluate last: a remainder that they do not share, and no padding."""
     equal = 0
-    for keys in zip(*(reversed(one) for one in of_ranks), strict=False):
+    for keys in zip(*(reversed(evaluated) for evaluated in of_ranks), strict=False):
         if len({round(key, 9) for key in keys}) > 1:
             break
         equal += 1

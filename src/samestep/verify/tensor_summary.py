@@ -10,11 +10,10 @@ elements with random weights: equal samples have equal keys, and different sampl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from samestep.verify.tensor_parallel import whole_tensor
 
 BUCKETS = 16
 """Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
@@ -80,31 +79,31 @@ def _one(tensor: Tensor | None) -> Tensor:
 
 
 def _in_double(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor, dense and real, in double precision on the CPU."""
-    detached = whole_tensor(tensor.detach())
+    """Return the values of a tensor, dense and real, in double precision on the CPU.
+
+    Those of a `DTensor` are of all ranks, by a collective of them.
+    """
+    detached: Any = tensor.detach()
+    if hasattr(detached, "full_tensor"):
+        detached = detached.full_tensor()
     dense = detached.to_dense() if detached.layout != torch.strided else detached
-    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    real: Tensor = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
     return real.to("cpu", torch.float64)
 
 
 @lru_cache(maxsize=256)
 def _signs(count: int) -> Tensor:
-    drawn = torch.randint(0, 2, (count,), generator=_generator(), dtype=torch.int8, device="cpu")
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(0), dtype=torch.int8, device="cpu")
     return drawn.mul_(2).sub_(1)
 
 
 @lru_cache(maxsize=256)
 def _weights(count: int) -> Tensor:
-    return torch.rand(count, generator=_generator(), dtype=torch.float64, device="cpu").add_(0.5)
-
-
-def _generator() -> torch.Generator:
-    """Return a separate generator so that the state of the script's generator does not change."""
-    return own_generator(0)
+    return torch.rand(count, generator=own_generator(0), dtype=torch.float64, device="cpu").add_(0.5)
 
 
 def own_generator(number: int) -> torch.Generator:
-    """Return a generator of `verify`; those of one number draw the same."""
+    """Return a generator of `verify`, beside those of the script; those of one number draw the same."""
     return torch.Generator().manual_seed(_OWN_SEEDS[number])
 
 
@@ -125,4 +124,4 @@ def _rows(values: Tensor, dim: int) -> Rows:
 
 @lru_cache(maxsize=16)
 def _directions(width: int) -> Tensor:
-    return torch.randn(width, PROJECTIONS, generator=_generator(), dtype=torch.float64, device="cpu")
+    return torch.randn(width, PROJECTIONS, generator=own_generator(0), dtype=torch.float64, device="cpu")

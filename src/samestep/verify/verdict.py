@@ -138,10 +138,15 @@ _VERDICTS: dict[Gravity, Verdict] = {
 """Verdict of the gravest finding, the gravest first."""
 
 
+def faults_of(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the faults among some findings."""
+    return [finding for finding in findings if finding.kind == "fault"]
+
+
 def verdict_of(findings: Sequence[Finding]) -> Verdict:
     """Return the verdict that findings lead to."""
-    found = {finding.gravity for finding in findings}
-    return next((verdict for gravity, verdict in _VERDICTS.items() if gravity in found), "same")
+    gravities = {finding.gravity for finding in findings}
+    return next((verdict for gravity, verdict in _VERDICTS.items() if gravity in gravities), "same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

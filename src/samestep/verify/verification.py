@@ -12,7 +12,9 @@ There are six kinds of runs, each stopped after some steps:
 * if only values differ in single precision: reference, control and run again in double precision.
 """
 
-from collections.abc import Callable, Sequence, Set
+import ast
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +26,11 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch
+from samestep.launch.source.classify import user_modules
+from samestep.run.decision import source_file
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison, largest
-from samestep.verify.modules.first_difference import with_module
-from samestep.verify.notes import (
-    not_compared,
-    not_reached,
-    notes_of,
-    nothing_compared,
-    several_writers,
-)
+from samestep.verify.first_difference import with_module
 from samestep.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -41,7 +38,6 @@ from samestep.verify.parameter_alignment import (
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import Kind, TracedRun, rank_of_process
-from samestep.verify.progress_line import progress_line
 from samestep.verify.run_length import (
     LEAST_STEPS,
     TOTAL_S,
@@ -49,12 +45,21 @@ from samestep.verify.run_length import (
     RunLength,
     UntilEvaluated,
     WithinTime,
+    progress_line,
 )
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
-from samestep.verify.serial_findings import INCONCLUSIVE, baseline_findings, other_samples
-from samestep.verify.source_traits import makes_generators, uses_hashes
-from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
+from samestep.verify.script_findings import (
+    INCONCLUSIVE,
+    baseline_findings,
+    not_compared,
+    not_reached,
+    notes_of,
+    nothing_compared,
+    other_samples,
+    several_writers,
+)
+from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row, faults_of
 
 Print = Callable[[str], None]
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
@@ -88,7 +93,8 @@ class Verification:
     _changed: dict[tuple[Any, ...], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     _length: RunLength = field(init=False)
     _limit_s: float = field(init=False)  # time limit of a run in seconds, if `steps` is None
-    _own: Sequence[Finding] = field(init=False, default=())  # faults and notes of the run on one worker
+    # faults and notes of the run on one worker
+    _of_reference: Sequence[Finding] = field(init=False, default=())
     # first step whose samples depend on rounding; None if there is none
     _limit: int | None = field(init=False, default=None)
     # what runs on several workers did not record
@@ -111,21 +117,21 @@ class Verification:
             self._length = _length_of(reference)
         change = "when its gradients change by as little as rounding changes them"
         control = self._on_one_worker("gradients disturbed", change, disturb=True)
-        other = other_samples(reference, control)
-        if other and other_samples(reference, self._run(self._origin, 1, "again")) is None:
-            self._limit = other
-            reference, control = reference.until(other), control.until(other)
-        own = baseline_findings(reference, control)
-        self._own = [*own, *notes_of(reference)]
-        if any(finding.cause in INCONCLUSIVE for finding in own):
-            return Report(rows=[], findings=self._own, steps=reference.steps)
+        differing_step = other_samples(reference, control)
+        if differing_step and other_samples(reference, self._run(self._origin, 1, "again")) is None:
+            self._limit = differing_step
+            reference, control = reference.until(differing_step), control.until(differing_step)
+        findings = baseline_findings(reference, control)
+        self._of_reference = [*findings, *notes_of(reference)]
+        if any(finding.cause in INCONCLUSIVE for finding in findings):
+            return Report(rows=[], findings=self._of_reference, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = {**not_reached(reference), **self._missing}
         if self._unmatched:
             missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
-        return Report(rows=rows, findings=self._own, steps=reference.steps, not_compared=missing)
+        return Report(rows=rows, findings=self._of_reference, steps=reference.steps, not_compared=missing)
 
     def __post_init__(self) -> None:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
@@ -140,35 +146,36 @@ class Verification:
     def _origin(self) -> Script:
         return self.against or self.script
 
-    def _on_one_worker(self, what: str, when: str, *, disturb: bool = False) -> RunRecord:
+    def _on_one_worker(self, label: str, when: str, *, disturb: bool = False) -> RunRecord:
         """Return a run of the reference script on one worker; `when` is a part of the message if it fails."""
-        run = self._run(self._origin, 1, what, disturb=disturb)
+        run = self._run(self._origin, 1, label, disturb=disturb)
         if run.facts.ended not in ("steps", "end"):
             raise UsageError(f"{self._origin.program.target} fails on one worker {when}: {_failure(run)}.")
         return run
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
-        found, run = causes(comparison), comparison.run
-        if not found and run.failure is None:
+        findings, run = causes(comparison), comparison.run
+        if not findings and run.failure is None:
             of_order += self._of_hashes(size, comparison)
         self._missing |= not_compared(comparison)
-        if not found and (nothing := nothing_compared(comparison)) is not None:
-            found = [nothing]
-        differs = any(one.kind == "fault" for one in found)
+        if not findings and (nothing := nothing_compared(comparison)) is not None:
+            findings = [nothing]
         exceptions: list[Finding] = []
-        if differs and run.failure is None:
-            found, exceptions = self._without(_exceptions(comparison), size, found)
-        if may_be_rounding(comparison, found):
-            found = decided_in_double(found, self._repeated(size, neutral=bool(exceptions), double=True))
-        if not exceptions and run.failure is None and any(one.kind == "fault" for one in found):
-            found = with_module(found, comparison, partial(self._recorded, size, neutral=False))
+        if faults_of(findings) and run.failure is None:
+            findings, exceptions = self._without(_exceptions(comparison), size, findings)
+        if may_be_rounding(comparison, findings):
+            double = self._repeated(size, neutral=bool(exceptions), double=True)
+            findings = decided_in_double(findings, double)
+        if not exceptions and run.failure is None and faults_of(findings):
+            findings = with_module(findings, comparison, partial(self._recorded, size, neutral=False))
         return Row(
             workers=size,
             steps=comparison.steps,
             deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None or any(one.cause == "single-precision" for one in found),
-            findings=[*of_order, *found, *notes_of(run, known=self._own), *several_writers(run)],
+            is_rounding=comparison.first is None
+            or any(finding.cause == "single-precision" for finding in findings),
+            findings=[*of_order, *findings, *notes_of(run, known=self._of_reference), *several_writers(run)],
         )
 
     def _with_other_orders(
@@ -181,21 +188,21 @@ class Verification:
         order = None if self.script.kind == "serial" else ShuffledListings(rank_of_process)
         comparison = self._compared(reference, self._run(self.script, size, "", order=order), control)
         listed = comparison.run.listed
-        faults = [one.cause for one in causes(comparison) if one.kind == "fault"]
+        faults = [finding.cause for finding in faults_of(causes(comparison))]
         if not (listed and faults):
             return comparison, []
         same = self._compared(reference, self._run(self.script, size, "folders in one order"), control)
-        if faults == [one.cause for one in causes(same) if one.kind == "fault"]:
+        if faults == [finding.cause for finding in faults_of(causes(same))]:
             return same, []
         return same, [folder_order(comparison, listed)]
 
     def _of_hashes(self, size: int, comparison: Comparison) -> list[Finding]:
         """Return the exception that a run differs if each rank has a hash seed of its own."""
-        if size == 1 or self.script.kind != "native" or not uses_hashes(self.script.program):
+        if size == 1 or self.script.kind != "native" or not _uses_hashes(self.script.program):
             return []
         run = self._run(self.script, size, "each rank with its own order of sets", own_hashes=True)
-        other = self._compared(comparison.reference, run, comparison.control)
-        return hash_order(other)
+        by_hashes = self._compared(comparison.reference, run, comparison.control)
+        return hash_order(by_hashes)
 
     def _compared(self, reference: RunRecord, run: RunRecord, control: RunRecord) -> Comparison:
         """Return the comparison of a run, its parameters in the order of the reference's."""
@@ -206,25 +213,25 @@ class Verification:
             return Comparison(*align_parameters(reference, run, control))
         except UnmatchedParametersError:
             self._unmatched = True
-            return Comparison(*(drop_parameters(one) for one in (reference, run, control)))
+            return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
 
     def _without(
-        self, exceptions: list[Finding], size: int, found: list[Finding]
+        self, exceptions: list[Finding], size: int, findings: list[Finding]
     ) -> tuple[list[Finding], list[Finding]]:
         """Return the exceptions after what remains with them disabled, and the exceptions alone."""
-        may_draw = self.script.kind != "serial" and makes_generators(self.script.program)
+        may_draw = self.script.kind != "serial" and _makes_generators(self.script.program)
         repeated = self._repeated(size, neutral=True) if exceptions or may_draw else None
         if repeated is None:  # or only these runs failed, so they prove nothing
-            return found, exceptions
+            return findings, exceptions
         of_generators = _own_generators(repeated)
-        if of_generators is not None and all(one.cause not in _RANDOM for one in exceptions):
+        if of_generators is not None and all(finding.cause not in _RANDOM for finding in exceptions):
             exceptions = [*exceptions, of_generators]
         if not exceptions:
-            return found, []
+            return findings, []
         still = with_module(causes(repeated), repeated, partial(self._recorded, size, neutral=True))
-        remains = any(one.kind == "fault" for one in still)
-        result = "the other differences remain without it" if remains else "without it the runs are the same"
-        exceptions = [replace(one, message=f"{one.message}; {result}.") for one in exceptions]
+        same, differs = "without it the runs are the same", "the other differences remain without it"
+        result = differs if faults_of(still) else same
+        exceptions = [replace(finding, message=f"{finding.message}; {result}.") for finding in exceptions]
         return [*still, *exceptions], exceptions
 
     def _repeated(self, size: int, *, neutral: bool, double: bool = False) -> Comparison | None:
@@ -232,27 +239,29 @@ class Verification:
 
         It is None if one of them fails.
         """
-        what = ", ".join([*[_NEUTRAL] * neutral, *["in double precision"] * double])
-        runs = self._alike(size, what, neutral=neutral, double=double)
-        if any(one.failure is not None or not one.steps for one in runs):
+        label = ", ".join([*[_NEUTRAL] * neutral, *["in double precision"] * double])
+        runs = self._changed_runs(size, label, neutral=neutral, double=double)
+        if any(record.failure is not None or not record.steps for record in runs):
             return None
         return self._compared(*runs)
 
     def _recorded(self, size: int, step: int, *, neutral: bool) -> Comparison:
         """Return the comparison of runs up to a step, with the modules of that step."""
-        return self._compared(*self._alike(size, f"modules of step {step}", neutral=neutral, modules_of=step))
+        return self._compared(
+            *self._changed_runs(size, f"modules of step {step}", neutral=neutral, modules_of=step)
+        )
 
-    def _alike(self, size: int, what: str, **changed: Any) -> tuple[RunRecord, RunRecord, RunRecord]:
+    def _changed_runs(self, size: int, label: str, **changed: Any) -> tuple[RunRecord, RunRecord, RunRecord]:
         """Return reference, run and control with the same changes; those on one worker are executed once."""
         key = tuple(changed.items())
         if key not in self._changed:
-            disturbed = f"{what}, gradients disturbed"
+            disturbed = f"{label}, gradients disturbed"
             self._changed[key] = (
-                self._run(self._origin, 1, what, **changed),
+                self._run(self._origin, 1, label, **changed),
                 self._run(self._origin, 1, disturbed, disturb=True, **changed),
             )
         reference, control = self._changed[key]
-        return reference, self._run(self.script, size, what, **changed), control
+        return reference, self._run(self.script, size, label, **changed), control
 
     def _length_of_run(self, script: Script, size: int) -> RunLength:
         """Return the length of a run; rank 0 of a serial script can end one that takes too long."""
@@ -264,14 +273,14 @@ class Verification:
         self,
         script: Script,
         size: int,
-        what: str,
+        label: str,
         *,
         neutral: bool = False,
         modules_of: int | None = None,
         **changed: Any,
     ) -> RunRecord:
-        """Run a script; `what` names the run, and `changed` are further arguments of `TracedRun`."""
-        title = f"{script.program.target}: {counted(size, 'worker')}{what and f' ({what})'}"
+        """Run a script; `label` names the run, and `changed` are further arguments of `TracedRun`."""
+        title = f"{script.program.target}: {counted(size, 'worker')}{label and f' ({label})'}"
         self.tell(title)
         with progress_line(title) as progress:
             record = TracedRun(
@@ -318,13 +327,16 @@ def _exceptions(comparison: Comparison) -> list[Finding]:
         (
             "batch-norm-local",
             "batch norm takes its statistics over each worker's share",
-            any(one.batch_norm for one in facts) and is_native,
+            any(rank_facts.batch_norm for rank_facts in facts) and is_native,
         ),
-        (*_draws({one.stream for one in facts}), any(one.drew for one in facts) and is_native),
+        (
+            *_draws({rank_facts.stream for rank_facts in facts}),
+            any(rank_facts.drew for rank_facts in facts) and is_native,
+        ),
         (
             "augmentation-per-worker",
             "each worker draws its own augmentation",
-            any(one.augmented for one in facts) and is_native,
+            any(rank_facts.augmented for rank_facts in facts) and is_native,
         ),
         (
             "compressed-gradients",
@@ -362,3 +374,35 @@ def _own_generators(neutral: Comparison) -> Finding | None:
         return None
     cause, message = _draws(streams)
     return Finding(cause=cause, message=message, workers=neutral.size, kind="exception")
+
+
+_HASHED = ("set", "frozenset", "hash")
+"""Functions of Python whose result can depend on the hash of a text, which differs between processes."""
+
+
+def _makes_generators(program: Program) -> bool:
+    """Return whether a script, or a module of its user, names the class of torch's or NumPy's generators."""
+    names = ("Generator", "default_rng", "RandomState")
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.Name) and node.id in names)
+        for node in _nodes(program)
+    )
+
+
+def _uses_hashes(program: Program) -> bool:
+    """Return whether a script, or a module of its user, makes sets or calls `hash`."""
+    return any(
+        isinstance(node, ast.Set | ast.SetComp)
+        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HASHED)
+        for node in _nodes(program)
+    )
+
+
+def _nodes(program: Program) -> Iterator[ast.AST]:
+    file, roots = source_file(program)
+    if program.kind == "executable" or file is None:
+        return
+    with suppress(UsageError, RecursionError, MemoryError):
+        for _, tree in user_modules(file, roots):
+            yield from ast.walk(tree)

@@ -1,8 +1,14 @@
-"""The interfaces of observers and of checks, each of which finds one kind of mistake."""
+"""The interfaces of observers and of checks, each of which finds one kind of mistake, and what checks share.
 
+Checks compare tensors over time without a copy of them. A tensor whose memory cannot be read, as of a
+library's subclass, is unequal to itself and not zero: then no check has a reason for a note.
+"""
+
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -168,11 +174,50 @@ def on_first_gradient(outputs: Any, act: Callable[[], None]) -> None:
                 hooks.pop().remove()
             act()
 
-    for _, one in leaves(outputs):
-        if one.requires_grad:
-            hooks.append(one.register_hook(on_gradient))  # type: ignore[no-untyped-call]
+    for _, tensor in leaves(outputs):
+        if tensor.requires_grad:
+            hooks.append(tensor.register_hook(on_gradient))  # type: ignore[no-untyped-call]
 
 
 def in_words(place: Place | None) -> str:
     """Return " (file:line)"; an empty string for an unknown line."""
     return "" if place is None else f" ({place[0].rpartition('/')[2]}:{place[1]})"
+
+
+_UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
+_unequal = count(1)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return a checksum of a tensor's values."""
+    try:
+        memory = _plain(tensor).cpu().contiguous().reshape(-1).view(torch.uint8)
+        return zlib.crc32(memory.numpy().tobytes())
+    except _UNREADABLE:
+        return -next(_unequal)
+
+
+def version(tensor: Tensor) -> tuple[int, int]:
+    """Return the memory of a tensor, and how often it was changed; a value cannot change with neither."""
+    try:
+        plain = _plain(tensor)
+        return plain.data_ptr(), plain._version  # noqa: SLF001 - there is no public spelling
+    except _UNREADABLE:
+        return 0, -next(_unequal)
+
+
+def is_zero(tensor: Tensor | None) -> bool:
+    """Return whether a tensor is missing, or zero everywhere."""
+    if tensor is None:
+        return True
+    try:
+        return not bool(_plain(tensor).count_nonzero())
+    except _UNREADABLE:
+        return False
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return the stored values of a sparse tensor, and this rank's part of a `DTensor`."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    # Also of a tensor whose indices repeat.
+    return (local._values() if local.is_sparse else local).detach()  # noqa: SLF001

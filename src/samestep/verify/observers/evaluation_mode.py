@@ -77,7 +77,7 @@ class EvaluationModeKept(Check):
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""
         for module, mode in self._modes.items():
-            if mode.steps and _depends_on_mode(module):
+            if mode.steps and any(map(_depends_on_mode, module.modules())):
                 yield Note(
                     "eval-not-undone",
                     f"{type(module).__name__} trained in evaluation mode in the last "
@@ -156,17 +156,14 @@ class TrainingModeInEvaluation(Check):
 def _is_random_or_batch(module: nn.Module) -> bool:
     """Return whether dropout or batch norm are active; a momentum of None computes new statistics."""
     return any(
-        (isinstance(one, Dropout) and one.p > 0) or (isinstance(one, BatchNorm) and one.momentum is not None)
-        for one in module.modules()
-        if one.training
+        (isinstance(part, Dropout) and part.p > 0)
+        or (isinstance(part, BatchNorm) and part.momentum is not None)
+        for part in module.modules()
+        if part.training
     )
 
 
-def _depends_on_mode(module: nn.Module) -> bool:
-    return any(_part_depends_on_mode(one) for one in module.modules())
-
-
-def _part_depends_on_mode(part: nn.Module) -> bool:
+def _depends_on_mode(part: nn.Module) -> bool:
     """Return whether a part computes something else in training; every RNN of torch reads its mode."""
     if isinstance(part, Dropout):
         return part.p > 0

@@ -15,8 +15,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.verify.observers.check import Call, Check, in_words
-from samestep.verify.observers.tensor_state import checksum, is_zero
+from samestep.verify.observers.check import Call, Check, checksum, in_words, is_zero
 from samestep.verify.probe import plain_name
 from samestep.verify.trace import Note, Place
 
@@ -46,7 +45,7 @@ class OptimizerUse:
 
     def trainable(self) -> list[Tensor]:
         """Return its trainable parameters."""
-        return [one for one in parameters_of(self.optimizer) if one.requires_grad]
+        return [parameter for parameter in parameters_of(self.optimizer) if parameter.requires_grad]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +81,7 @@ class ParameterUse(Check):
     def made(self, optimizer: Optimizer) -> None:
         """See `Check.made`."""
         self.optimizers[id(optimizer)] = OptimizerUse(optimizer, current_place())
-        self._held |= {id(one) for one in parameters_of(optimizer)}
+        self._held |= {id(parameter) for parameter in parameters_of(optimizer)}
 
     def called(self, call: Call) -> None:
         """See `Check.called`."""
@@ -107,25 +106,29 @@ class ParameterUse(Check):
         """See `Check.before_step`."""
         use = self.optimizers.setdefault(id(optimizer), OptimizerUse(optimizer))
         use.steps += 1
-        self._held |= {id(one) for one in parameters_of(optimizer)}
+        self._held |= {id(parameter) for parameter in parameters_of(optimizer)}
         self._note_gradients()
         if not use.has_changed:
-            use.before = [checksum(one) for one in parameters_of(optimizer)]
+            use.before = [checksum(parameter) for parameter in parameters_of(optimizer)]
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Check.after_step`; a closure computes the gradients inside of the step."""
         self._note_gradients()
         use = self.optimizers[id(optimizer)]
         if not use.has_changed:
-            after = [checksum(one) for one in parameters_of(optimizer)]
+            after = [checksum(parameter) for parameter in parameters_of(optimizer)]
             use.has_changed = after != use.before
             skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer skips steps itself
             if skipped is None or is_zero(skipped):
-                use.without_change += not all(is_zero(one.grad) for one in parameters_of(optimizer))
+                use.without_change += not all(
+                    is_zero(parameter.grad) for parameter in parameters_of(optimizer)
+                )
 
     def _note_gradients(self) -> None:
         for use in self.optimizers.values():
-            self._with_gradient |= {id(one) for one in parameters_of(use.optimizer) if one.grad is not None}
+            self._with_gradient |= {
+                id(parameter) for parameter in parameters_of(use.optimizer) if parameter.grad is not None
+            }
 
     def stepped(self) -> list[OptimizerUse]:
         """Return the optimizers that have stepped at least twice."""
@@ -138,9 +141,10 @@ class ParameterUse(Check):
         """
         items = {_item_of(name) for number, name in names.items() if number in self._with_gradient} - {None}
         return [
-            one
-            for one in use.trainable()
-            if id(one) not in self._with_gradient and _item_of(names.get(id(one), "")) not in items
+            parameter
+            for parameter in use.trainable()
+            if id(parameter) not in self._with_gradient
+            and _item_of(names.get(id(parameter), "")) not in items
         ]
 
     def is_held(self, parameter: Tensor) -> bool:
@@ -149,13 +153,13 @@ class ParameterUse(Check):
 
     def is_left_out(self, parameter: Tensor) -> bool:
         """Return whether a parameter gets gradients that neither an optimizer nor another update uses."""
-        found = self.unheld.get(id(parameter))
+        unheld = self.unheld.get(id(parameter))
         return (
-            found is not None
+            unheld is not None
             and not self.is_held(parameter)
-            and found.backwards >= _LEAST_STEPS
+            and unheld.backwards >= _LEAST_STEPS
             and parameter.requires_grad
-            and found.value == checksum(parameter)
+            and unheld.value == checksum(parameter)
         )
 
     def unregistered(self) -> list[nn.Module]:
@@ -186,7 +190,7 @@ class GradientCoverage(ParameterUse):
 
     def before_backward(self, losses: Sequence[Tensor]) -> None:
         """See `Check.before_backward`."""
-        has_graph = any(one.grad_fn is not None for one in losses)
+        has_graph = any(loss.grad_fn is not None for loss in losses)
         self._losses.setdefault(current_place(), []).append(has_graph)
 
     def notes(self) -> Iterator[Note]:
@@ -196,9 +200,14 @@ class GradientCoverage(ParameterUse):
         left_out = self._left_out() if used else {}
         for use in used:
             missing = self.without_gradient(use, names)
-            unknown = [one for one in missing if id(one) not in names]
+            unknown = [parameter for parameter in missing if id(parameter) not in names]
             model = next(
-                (one for one, found in left_out.items() if self._replaces(one, found, unknown)), None
+                (
+                    model
+                    for model, parameters in left_out.items()
+                    if self._replaces(model, parameters, unknown)
+                ),
+                None,
             )
             if model is not None:
                 yield _holds_other(use, unknown, model, _named(left_out.pop(model), names))
@@ -211,22 +220,27 @@ class GradientCoverage(ParameterUse):
     def _left_out(self) -> dict[nn.Module, Sequence[Tensor]]:
         """Return the parameters that get a gradient and are in no optimizer, each for one model."""
         seen: set[int] = set()
-        found: dict[nn.Module, Sequence[Tensor]] = {}
+        left_out: dict[nn.Module, Sequence[Tensor]] = {}
         for model in (*self.models.values(), *self.unregistered()):
-            new = [one for one in model.parameters() if id(one) not in seen and self.is_left_out(one)]
-            seen |= {id(one) for one in new}
+            new = [
+                parameter
+                for parameter in model.parameters()
+                if id(parameter) not in seen and self.is_left_out(parameter)
+            ]
+            seen |= {id(parameter) for parameter in new}
             if new:
-                found[model] = new
-        return found
+                left_out[model] = new
+        return left_out
 
     def _replaces(self, model: nn.Module, left_out: Sequence[Tensor], missing: Sequence[Tensor]) -> bool:
         """Return whether parameters of a model take the place of an optimizer's that no called model has."""
         if len(left_out) != len(missing):
             return False
-        if Counter(one.shape for one in left_out) == Counter(one.shape for one in missing):
+        shapes, missing_shapes = ([parameter.shape for parameter in some] for some in (left_out, missing))
+        if Counter(shapes) == Counter(missing_shapes):
             return True
-        is_part = any(self.is_held(one) for one in model.parameters())
-        return is_part and [one.ndim for one in left_out] == [one.ndim for one in missing]
+        is_part = any(self.is_held(parameter) for parameter in model.parameters())
+        return is_part and list(map(len, shapes)) == list(map(len, missing_shapes))
 
     def _without_gradient(self, use: OptimizerUse, missing: Sequence[Tensor], names: dict[int, str]) -> Note:
         place = next(
@@ -258,31 +272,31 @@ class GradientCoverage(ParameterUse):
     ) -> Iterator[Note]:
         """Note the smaller part of a model; who trains a head alone leaves out the larger part on purpose."""
         unregistered = set(self.unregistered())
-        for model, found in left_out.items():
-            held = [one for one in model.parameters() if self.is_held(one)]
+        for model, parameters in left_out.items():
+            held = [parameter for parameter in model.parameters() if self.is_held(parameter)]
             is_list = model in unregistered
-            if len(found) >= len(held) and not is_list:
+            if len(parameters) >= len(held) and not is_list:
                 continue
             use = self._holder(held)
             hidden = (
                 f" of a {type(model).__name__} that is not registered in its model (a Python list? use "
                 "nn.ModuleList)"
                 if is_list
-                else f" ({_named(found, names)})"
+                else f" ({_named(parameters, names)})"
             )
             yield Note(
                 "no-optimizer",
-                f"{counted(len(found), 'parameter')}{hidden} get a gradient, and are in no optimizer"
+                f"{counted(len(parameters), 'parameter')}{hidden} get a gradient, and are in no optimizer"
                 f"{in_words(use.place)}. Add them to it, or freeze them by requires_grad_(False).",
                 use.place,
             )
 
     def _holder(self, parameters: Sequence[Tensor]) -> OptimizerUse:
         """Return the optimizer that holds most of these parameters."""
-        wanted = {id(one) for one in parameters}
+        wanted = {id(parameter) for parameter in parameters}
         return max(
             self.stepped(),
-            key=lambda use: len(wanted & {id(one) for one in parameters_of(use.optimizer)}),
+            key=lambda use: len(wanted & {id(parameter) for parameter in parameters_of(use.optimizer)}),
         )
 
 
@@ -298,18 +312,21 @@ def _holds_other(use: OptimizerUse, missing: Sequence[Tensor], model: nn.Module,
 
 def _unchanged(use: OptimizerUse) -> Note:
     rates = sorted({float(group["lr"]) for group in use.optimizer.param_groups if "lr" in group})
-    found = ", ".join(f"{one:g}" for one in rates)
+    shown = ", ".join(f"{rate:g}" for rate in rates)
     return Note(
         "no-change",
         f"{use.name}{in_words(use.place)} changed no parameter in {counted(use.without_change, 'step')}, "
-        f"though they have gradients; its last learning rate is {found or 'unknown'}. Raise it, or use a "
+        f"though they have gradients; its last learning rate is {shown or 'unknown'}. Raise it, or use a "
         "dtype in which such an update is not rounded away.",
         use.place,
     )
 
 
 def _named(parameters: Sequence[Tensor], names: dict[int, str]) -> str:
-    shown = [names.get(id(one)) or f"one of shape {tuple(one.shape)}" for one in parameters[:_NAMED]]
+    shown = [
+        names.get(id(parameter)) or f"one of shape {tuple(parameter.shape)}"
+        for parameter in parameters[:_NAMED]
+    ]
     return ", ".join(shown) + (", ..." if len(parameters) > _NAMED else "")
 
 

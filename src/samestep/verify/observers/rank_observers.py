@@ -35,8 +35,10 @@ class DeviceOfRank(Observer):
         """See `Listener.call`."""
         del inputs
         if is_training:
-            devices = {one.device for one in module.parameters()}
-            self._used |= {one.index for one in devices if one.type == "cuda" and one.index is not None}
+            devices = {parameter.device for parameter in module.parameters()}
+            self._used |= {
+                device.index for device in devices if device.type == "cuda" and device.index is not None
+            }
         return None
 
     def notes(self) -> Iterator[Note]:
@@ -100,8 +102,8 @@ def _dicts(value: Any, *, depth: int = 2) -> Iterator[Mapping[Any, Any]]:
     if isinstance(value, Mapping):
         yield value
         if depth:
-            for one in value.values():
-                yield from _dicts(one, depth=depth - 1)
+            for part in value.values():
+                yield from _dicts(part, depth=depth - 1)
 
 
 def _is_wrapped(state: Mapping[Any, Any]) -> bool:

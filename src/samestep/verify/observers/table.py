@@ -10,13 +10,10 @@ from functools import partial
 from samestep.verify.observers.check import Check, Checks, Observer
 from samestep.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
 from samestep.verify.observers.gradient_coverage import GradientCoverage
-from samestep.verify.observers.gradient_zeroing import GradientZeroing
-from samestep.verify.observers.loader_generators import LoaderGenerators
-from samestep.verify.observers.loss_arguments import LossArguments
-from samestep.verify.observers.loss_scaling import LossScaling
+from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
+from samestep.verify.observers.loss_graphs import LossArguments
 from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
-from samestep.verify.observers.sampler_epochs import SamplerEpochs
-from samestep.verify.observers.schedule_order import ScheduleOrder
+from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
 
 CHECKS: Sequence[Callable[[], Check]] = (
     GradientCoverage,

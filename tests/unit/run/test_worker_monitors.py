@@ -11,7 +11,7 @@ from samestep.base.place import Place
 from samestep.launch.local.child import as_it_is
 from samestep.launch.local.hosting import Ending
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.run.worker_clock import _checked, _last_line, clocked
+from samestep.run.worker_monitors import _checked, _last_line, clocked
 
 
 def test_the_last_line_on_stderr_is_stored_and_the_stream_is_restored(capsys):

@@ -1,9 +1,12 @@
-"""Activations that a loss computes itself, and losses that broadcast, are noted."""
+"""Wrong arguments of losses are noted, and the divisors of a loss are read from its graph."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.verify.observers.loss_graphs import loss_divisors
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -58,3 +61,55 @@ def test_a_loss_that_broadcasts_is_noted(noted, loss):
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_one_output_for_several_targets_has_no_note(noted):
     assert noted(lambda: train(lambda out: F.mse_loss(out, torch.randn(6, 3)), 1)) == []
+
+
+LABELS = torch.tensor([1, 2, -100, 3, -100, 0])
+COUNTED = LABELS != -100
+
+
+def logits():
+    return torch.zeros(6, 5, requires_grad=True)
+
+
+def of_each():
+    return F.cross_entropy(logits(), LABELS, reduction="none")
+
+
+LOSSES = {
+    "labels that count": (lambda: F.cross_entropy(logits(), LABELS), [4]),
+    "labels of each position": (
+        lambda: F.cross_entropy(logits().view(2, 3, 5).transpose(1, 2), LABELS.view(2, 3)),
+        [4],
+    ),
+    "elements": (lambda: F.mse_loss(logits(), torch.ones(6, 5)), [30]),
+    "elements of a mean": (lambda: (logits() ** 2).mean(), [30]),
+    "masked sum over a count": (lambda: (of_each() * COUNTED).sum() / COUNTED.sum(), [4]),
+    "masked sum over a number": (lambda: (of_each() * COUNTED).sum() / COUNTED.sum().item(), [4]),
+    "selected values": (lambda: of_each()[COUNTED].mean(), [4]),
+    "a sum": (lambda: F.cross_entropy(logits(), LABELS, reduction="sum"), []),
+    "a fraction": (lambda: logits().sum() / 2.5, []),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_divisor_of_a_loss_is_read_from_its_graph(name):
+    loss, expected = LOSSES[name]
+    assert loss_divisors([loss()]) == expected
+
+
+def test_a_mode_that_dispatches_operations_changes_nothing():
+    """Such modes get plain numbers in place of the tensors of numbers, which fails for a graph's own."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        loss, expected = LOSSES["masked sum over a number"]
+        assert loss_divisors([loss()]) == expected
+
+
+def test_a_graph_that_was_freed_has_no_divisors():
+    loss = F.cross_entropy(logits(), LABELS)
+    loss.backward()
+    assert loss_divisors([loss]) == []

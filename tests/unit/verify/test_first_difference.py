@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.verify.modules.first_difference import ModuleRecords, with_module
-from samestep.verify.modules.joined_distance import Shard, forward_distance, gradient_distance
-from samestep.verify.modules.module_record import read_modules
-from samestep.verify.modules.recorder import ModuleRecorder
+from samestep.verify.first_difference import (
+    ModuleRecords,
+    Shard,
+    forward_distance,
+    gradient_distance,
+    with_module,
+)
+from samestep.verify.module_recorder import ModuleRecorder
 from samestep.verify.probe import Probe
 from samestep.verify.run_length import FixedLength
 from samestep.verify.tensor_summary import summarize
-from samestep.verify.trace import Writer
+from samestep.verify.trace import Writer, read_modules
 from samestep.verify.verdict import Finding
 
 GENERATOR = torch.Generator().manual_seed(4)

@@ -1,4 +1,4 @@
-"""Notes workers of a DataLoader that draw the same random numbers."""
+"""Notes loaders whose workers draw the same random numbers, and whose epochs have one order."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -15,11 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import get_worker_info
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
-from samestep.ranks.hang.script_position import is_script
+from samestep.ranks.hang.script_position import current_place, is_script
 from samestep.verify.observers.check import Check, in_words
 from samestep.verify.trace import Note, Place
 
@@ -86,13 +88,13 @@ class LoaderGenerators(Check):
         """See `Check.notes`."""
         workers: dict[tuple[str, Any], set[int]] = defaultdict(set)
         places: dict[tuple[str, Place | None], list[int]] = {}
-        for loader, name, states, worker, found in self._received():
-            place = None if found is None else (str(found[0]), int(found[1]))
+        for loader, name, states, worker, line in self._received():
+            place = None if line is None else (str(line[0]), int(line[1]))
             group = workers[name, (loader, *states)]
             group.add(worker)
             if len(group) > 1:
                 places[name, place] = sorted(group)
-        for (name, place), alike in places.items():
+        for (name, place), numbers in places.items():
             remedy = (
                 "Seed it with torch.initial_seed() in worker_init_fn, or not at all"
                 if name in _OF_PROCESS
@@ -100,7 +102,7 @@ class LoaderGenerators(Check):
             )
             yield Note(
                 "loader-workers-draw-same",
-                f"Workers {', '.join(map(str, alike))} of a DataLoader draw the same random numbers from "
+                f"Workers {', '.join(map(str, numbers))} of a DataLoader draw the same random numbers from "
                 f"{name}{in_words(place)}. {remedy}.",
                 place,
             )
@@ -117,22 +119,22 @@ class LoaderGenerators(Check):
 
 def generators_in(dataset: Any) -> Generators:
     """Return the random generators that a data set can draw from, by name: its own, and the process's."""
-    found: Generators = {}
-    _search(dataset, type(dataset).__name__, found, set(), _DEEPEST)
+    generators: Generators = {}
+    _search(dataset, type(dataset).__name__, generators, set(), _DEEPEST)
     python, numpy = random._inst, np.random.mtrand._rand  # noqa: SLF001
-    return found | dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
+    return generators | dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
 
 
-def _search(value: Any, name: str, found: Generators, seen: set[int], depth: int) -> None:
+def _search(value: Any, name: str, generators: Generators, seen: set[int], depth: int) -> None:
     if id(value) in seen or not depth or isinstance(value, _WITHOUT):
         return
     seen.add(id(value))
     if isinstance(value, _KINDS):
         if not isinstance(value, random.SystemRandom):
-            found.setdefault(name, value)
+            generators.setdefault(name, value)
         return
     for key, part in _parts(value):
-        _search(part, f"{name}.{key}", found, seen, depth - 1)
+        _search(part, f"{name}.{key}", generators, seen, depth - 1)
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -185,9 +187,100 @@ def _place_of(dataset: Any) -> Place | None:
 
 def _file_of(kind: type) -> str:
     """Return the file of a class's methods; "<" for a class without any."""
-    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
+    codes = (getattr(member, "__code__", None) for member in vars(kind).values())
     return next((code.co_filename for code in codes if code is not None), "<")
 
 
 _KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _WITHOUT = (str, bytes, int, float, type(None), Tensor, np.ndarray, nn.Module, type, ModuleType)
+
+
+_COMPARED = 64  # indices of an epoch that are compared
+_LEAST_INDICES = 4  # indices that are equal in two epochs by chance only rarely
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One pass over a loader."""
+
+    sampler: str  # the class of its sampler
+    place: Place | None  # the line that begins it
+    indices: list[Any] = field(default_factory=list)  # its first indices
+    is_trained: bool = False  # whether an optimizer has stepped in it
+
+
+class SamplerEpochs(Check):
+    """Compares the order of the epochs of each loader whose sampler has a `set_epoch`.
+
+    `DistributedSampler` is none of them: its epochs are compared between the runs.
+    """
+
+    def __init__(self) -> None:
+        self._passes: dict[int, list[_Pass]] = {}
+        """The passes over each loader, by the id of what gives its indices; `_kept` keeps that alive."""
+        self._kept: list[Any] = []
+        self._last: _Pass | None = None
+
+    def hooks(self) -> Mapping[Hook, Make]:
+        """See `Check.hooks`."""
+        return {
+            declarations.EPOCH_BEGIN: wrapping(self._begin),
+            declarations.BATCH_INDICES: wrapping(self._next_indices),
+        }
+
+    def _begin(self, original: Callable[[Any], Any], loader: Any) -> Any:
+        source = loader._index_sampler  # noqa: SLF001 - what the loader's iterator reads
+        sampler = _with_epochs(source)
+        if sampler is not None:
+            self._kept.append(source)
+            passes = self._passes.setdefault(id(source), [])
+            passes.append(_Pass(type(sampler).__name__, current_place()))
+        return original(loader)
+
+    def _next_indices(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        indices = original(iterator)
+        passes = self._passes.get(id(iterator._index_sampler))  # noqa: SLF001
+        if passes:
+            self._last = passes[-1]
+            new = indices if isinstance(indices, list) else [indices]
+            self._last.indices += new[: _COMPARED - len(self._last.indices)]
+        return indices
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """See `Check.before_step`."""
+        del optimizer
+        if self._last is not None:
+            self._last.is_trained = True
+
+    def notes(self) -> Iterator[Note]:
+        """See `Check.notes`."""
+        for passes in self._passes.values():
+            trained = [epoch for epoch in passes if epoch.is_trained]
+            if any(_have_one_order(trained[0], epoch) for epoch in trained[1:]):
+                first = trained[0]
+                yield Note(
+                    "same-order-in-epochs",
+                    f"The loop{in_words(first.place)} reads its samples in the same order in each epoch: "
+                    f"{first.sampler} has a set_epoch, which is not called. Call set_epoch(epoch) before.",
+                    first.place,
+                )
+
+
+def _with_epochs(source: Any) -> Any:
+    """Return the sampler of a loader that has a `set_epoch`, of its own or in a batch sampler; else None."""
+    inner = getattr(source, "sampler", None)
+    for sampler in (source, inner):
+        if callable(getattr(sampler, "set_epoch", None)) and not isinstance(sampler, DistributedSampler):
+            return sampler
+    return None
+
+
+def _have_one_order(first: _Pass, second: _Pass) -> bool:
+    """Return whether two epochs begin with the same indices, which are not simply in ascending order."""
+    count = min(len(first.indices), len(second.indices))
+    begin = first.indices[:count]
+    try:
+        is_sorted = begin == sorted(begin)
+    except TypeError:  # keys of samples that have no order
+        is_sorted = False
+    return count >= _LEAST_INDICES and begin == second.indices[:count] and not is_sorted

@@ -16,10 +16,9 @@ from samestep.autopilot.script.call_account import calling_site, is_user_code
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
-from samestep.verify.modules.module_record import Call, Gradient, Role, Value
 from samestep.verify.probe import Probe, add_rounding, plain_name
 from samestep.verify.tensor_summary import own_generator, row_keys, sketch, summarize
-from samestep.verify.trace import Writer
+from samestep.verify.trace import Call, Gradient, Role, Value, Writer
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 """Modules that only call the one inside, which is recorded instead."""
@@ -112,7 +111,9 @@ class ModuleRecorder:
             number=self._numbers[root, name],
             place=_forward_of(module) or called,
             called=called,
-            parameters=[] if parent else sketch(one for one in module.parameters() if not one.is_meta),
+            parameters=[]
+            if parent
+            else sketch(parameter for parameter in module.parameters() if not parameter.is_meta),
         )
         self._calls += 1
         self._numbers[root, name] += 1

@@ -2,7 +2,7 @@
 
 import torch
 
-from samestep.verify.observers.tensor_state import checksum, is_zero, version
+from samestep.verify.observers.check import checksum, is_zero, version
 
 
 class Sharded(torch.Tensor):

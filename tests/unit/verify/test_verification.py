@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.launch.job import Program
-from samestep.verify.source_traits import makes_generators, uses_hashes
+from samestep.verify.verification import _makes_generators, _uses_hashes
 
 SOURCES = {
     "import torch\ng = torch.Generator()": (True, False),
@@ -21,8 +21,8 @@ def test_generators_and_sets_are_found_in_a_script_and_in_its_modules(tmp_path, 
     path = tmp_path / "train.py"
     path.write_text(text)
     program = Program(target=str(path))
-    assert (makes_generators(program), uses_hashes(program)) == SOURCES[text]
+    assert (_makes_generators(program), _uses_hashes(program)) == SOURCES[text]
 
     (tmp_path / "parts.py").write_text(text)
     path.write_text("import parts")
-    assert (makes_generators(program), uses_hashes(program)) == SOURCES[text]
+    assert (_makes_generators(program), _uses_hashes(program)) == SOURCES[text]
