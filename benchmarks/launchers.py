@@ -28,9 +28,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import psutil
+from samestep.scaling.analysis.confidence import student_t
 
 from samestep.base.folders import absolute
-from samestep.scaling.analysis.confidence import student_t
 from support.commands import environment
 from support.nodes import Nodes
 from support.slurm import Slurm

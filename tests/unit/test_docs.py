@@ -25,7 +25,7 @@ from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
-from samestep.scaling.analysis.rank_files import MACHINE
+from samestep.scaling.analysis.runs import MACHINE
 from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.result import Result
 from samestep.training.output.step_journal import Journal

@@ -17,10 +17,10 @@ from samestep.report.run_page import NAME, charts
 from samestep.report.run_summary import headline, hints
 from samestep.report.write import write_figures, write_pdf, write_text
 from samestep.scaling.analysis.study import seen_from_here
-from samestep.scaling.report.figures import charts as study_charts
+from samestep.scaling.report.page import charts as study_charts
 from samestep.scaling.report.page import write_study_page
 from samestep.scaling.report.sources import is_about_scaling, is_study, study_of
-from samestep.scaling.report.text import study_text, terminal_width
+from samestep.scaling.report.tables import study_text, terminal_width
 
 
 @grouped

@@ -31,8 +31,8 @@ from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
 from samestep.report.run_page import NAME
 from samestep.report.write import write_figures, write_pdf
 from samestep.scaling.analysis.study import Study, seen_from_here
-from samestep.scaling.report.figures import charts
-from samestep.scaling.report.text import study_text, terminal_width
+from samestep.scaling.report.page import charts
+from samestep.scaling.report.tables import study_text, terminal_width
 from samestep.scaling.sweep.execution import (
     Frame,
     default_folder,
@@ -41,9 +41,8 @@ from samestep.scaling.sweep.execution import (
     source_of,
 )
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
-from samestep.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
+from samestep.scaling.sweep.plan import Request, Scaling, compared_threads, plan, refuse_too_many
 from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
-from samestep.scaling.sweep.variants import compared_threads
 from samestep.submit.site_defaults import (
     SITE_PANEL,
     SIZE_PANEL,

@@ -19,9 +19,8 @@ from samestep.launch.source.flags import flags_of
 from samestep.launchers.binding import checked as checked_binding
 from samestep.run.decision import recognize_script, source_file
 from samestep.run.own_workers import refuse_own_workers
-from samestep.scaling.sweep.plan import Kind
+from samestep.scaling.sweep.plan import Kind, Variant, variants
 from samestep.scaling.sweep.trial import SAMESTEP, Trial
-from samestep.scaling.sweep.variants import Variant, variants
 
 _NOT_COMPARED = ("explain", "scratch", "seed")
 _OF_JOB = ("bind", "threads")

@@ -22,11 +22,9 @@ from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_several_tasks
-from samestep.submit.job_command import VERBS, JobCommand, parse_command
-from samestep.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
-from samestep.submit.kubernetes_commands import FollowedKubernetesJob
-from samestep.submit.kubernetes_commands import submit as submit_to_kubernetes
-from samestep.submit.node_sizes import per_node
+from samestep.submit.job_command import VERBS, JobCommand, parse_command, per_node
+from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, KubernetesJob, manifest, service_name
+from samestep.submit.kubernetes import submit as submit_to_kubernetes
 from samestep.submit.shell import slug
 from samestep.submit.site_defaults import (
     POD_PANEL,
@@ -35,10 +33,9 @@ from samestep.submit.site_defaults import (
     SlurmSite,
     site_of,
 )
-from samestep.submit.slurm import Launch, SlurmJob
+from samestep.submit.slurm import FollowedSlurmJob, Launch, SlurmJob, refuse_without_sbatch
 from samestep.submit.slurm import script as slurm_script
-from samestep.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
-from samestep.submit.slurm_commands import submit as submit_to_slurm
+from samestep.submit.slurm import submit as submit_to_slurm
 from samestep.training.recipes import registry
 
 FOLDER = Path("jobs")

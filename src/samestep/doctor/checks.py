@@ -1,19 +1,20 @@
 """Lists all checks, and runs them on one rank: its own, then those with the other ranks, then the report."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import Error
 from samestep.base.machine.description import machine, package_version
 from samestep.base.polling import with_timeout
-from samestep.base.units import bytes_text, ranges
-from samestep.doctor import gpus, joining, limits, network, run_folder, settings
+from samestep.base.units import bytes_text, ranges, seconds_text
+from samestep.doctor import gpus, limits, network, run_folder
 from samestep.doctor.context import Context, predict
-from samestep.doctor.gather import agree_on_exit_code, gather
-from samestep.doctor.report import Report
+from samestep.doctor.report import Report, agree_on_exit_code, gather
 from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
 from samestep.hooks.registry import problems
 from samestep.hooks.table import ALL
@@ -27,7 +28,14 @@ from samestep.ranks.world.device import BACKENDS, DeviceFacts, available_here, f
 
 THREAD = "samestep-doctor"
 """The name of the thread that runs a check."""
-_DEVICES_S = 60.0
+_DEVICES_S = 60.0  # of the detection of devices; a driver can hang
+_JOINING_TIMEOUT = (
+    "Joining the other ranks, or the first sum over all, did not end within {limit:g} s. "
+    "See the other findings; with NCCL, set NCCL_DEBUG=INFO and read the output of its ranks."
+)
+_VALUES = 2**18  # in the sum: 1 MiB of float32
+_TIMES = 5  # of which the fastest is reported
+_JOIN_S = 15.0  # less than the time limit of the check, so that its error names the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,7 @@ def versions(context: Context) -> Result:
 def networks(context: Context) -> Result:
     """Check the network interfaces, InfiniBand, the settings that name them, and the rendezvous' port."""
     found = network.read(context)
-    about_settings = settings.judge(context.environment, found)
+    about_settings = network.variables(context.environment, found)
     return joined(
         (network.interfaces(found), network.infiniband(found), about_settings, network.port(context))
     )
@@ -128,6 +136,41 @@ def hooks(_: Context) -> Result:
     return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
 
 
+def joining(_: Context) -> Result:
+    """Join the other ranks as a training does, and sum numbers over all of them."""
+    try:
+        return _sum(time.perf_counter())
+    except Error as error:
+        reason = error.__cause__ or error  # its text has no rank, so that equal findings of ranks are merged
+        text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
+    except RuntimeError as error:  # raised by torch in a collective
+        text = f"The first sum over all ranks failed: {str(error).splitlines()[0]}"
+    return Result(findings=[problem(text)])
+
+
+def _sum(begin: float) -> Result:
+    import torch
+
+    from samestep.ranks.world.join import join
+
+    with env.exported({"SAMESTEP_BANNER": "0"}), join(timeout_s=_JOIN_S) as world:
+        joined_s = time.perf_counter() - begin
+        size = world.place.size
+        best = float("inf")
+        for _ in range(_TIMES):
+            numbers = torch.full((_VALUES,), float(world.place.rank + 1), device=world.device)
+            world.barrier()
+            start = time.perf_counter()
+            world.all_reduce(numbers)
+            wrong = int((numbers != size * (size + 1) / 2).sum().item())
+            best = min(best, time.perf_counter() - start)
+    text = f"joined in {seconds_text(joined_s)}; a sum of 1 MiB over all takes {seconds_text(best)}"
+    if not wrong:
+        return Result(rows=[("together", f"{text}, and is right")])
+    finding = f"A sum over all ranks is wrong in {wrong} of {_VALUES} places. Do not train here; report it."
+    return Result(rows=[("together", text)], findings=[problem(finding)])
+
+
 CHECKS: Sequence[Check] = (
     Check("the launcher", launcher, 5.0),
     Check("versions", versions, 20.0),
@@ -137,7 +180,7 @@ CHECKS: Sequence[Check] = (
     Check("hooks into libraries", hooks, 60.0, needs_devices=True),
     Check("the run folder", run_folder.check, 20.0),
     Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
-    Check("joining", joining.check, 40.0, joint=True, needs_devices=True, on_timeout=joining.ON_TIMEOUT),
+    Check("joining", joining, 40.0, joint=True, needs_devices=True, on_timeout=_JOINING_TIMEOUT),
 )
 
 

@@ -14,7 +14,7 @@ from samestep.report.run_page import charts
 from samestep.report.scales import DataPoint
 from samestep.report.write import write_figures
 from samestep.scaling.analysis.study import Study, write_study
-from samestep.scaling.report.figures import charts as study_charts
+from samestep.scaling.report.page import charts as study_charts
 from support.run_folders import run_folder
 from support.studies import study
 

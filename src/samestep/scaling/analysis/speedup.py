@@ -11,9 +11,8 @@ from itertools import chain
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from samestep.scaling.analysis.confidence import Interval, is_vague, known, of_ratio
-from samestep.scaling.analysis.points import same_batch
-from samestep.scaling.analysis.study import PHASES, Loss, Mode, Point, Rank
+from samestep.scaling.analysis.points import of_ratio, same_batch
+from samestep.scaling.analysis.study import PHASES, Interval, Loss, Mode, Point, Rank, is_vague, known
 
 AS_FAST = 1.05
 """The largest speedup over one process with several workers' cores that is reported as no faster."""

@@ -13,7 +13,6 @@ from samestep.base import step_phases
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
 from samestep.base.typed_json import FormatError, NotNegative, Positive, PositiveInt, read_as, read_json
-from samestep.scaling.analysis.confidence import Interval, is_vague, known
 
 FORMAT = 2
 """The version of the format of ``study.json``."""
@@ -29,6 +28,21 @@ PHASES = step_phases.ALL
 
 Mode: TypeAlias = Literal["strong", "weak", "neither"]
 """The scaling mode: the global batch was constant, grew with the workers, or did neither."""
+
+
+Interval: TypeAlias = tuple[float, float]
+"""The lower and the upper end of a 95 % interval."""
+
+
+def known(low: float | None, high: float | None) -> Interval | None:
+    """Return the interval between two ends, or None if they are unknown."""
+    return None if low is None or high is None else (low, high)
+
+
+def is_vague(between: Interval) -> bool:
+    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
+    low, high = between
+    return high > 2 * low
 
 
 def _missing_phases(step_s: Mapping[str, float]) -> str:

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from samestep.base.units import percent
-from samestep.scaling.analysis.confidence import Interval
 from samestep.scaling.analysis.point_text import gain
 from samestep.scaling.analysis.speedup import (
     AS_FAST,
@@ -27,7 +26,7 @@ from samestep.scaling.analysis.speedup import (
     threads_as_fast,
     with_losses,
 )
-from samestep.scaling.analysis.study import Point, Study, Verdict, Worth
+from samestep.scaling.analysis.study import Interval, Point, Study, Verdict, Worth
 
 SENTENCES: Mapping[str, str] = {
     "speedup": "{gain}.",

@@ -15,7 +15,7 @@ from samestep.report.read_run import OTHER, PHASES, read_run
 from samestep.report.read_run import Run as TrainingRun
 from samestep.scaling.analysis.point_text import counted
 from samestep.scaling.analysis.points import UNIT, Time, from_times, has_two_bases, measured
-from samestep.scaling.analysis.rank_files import (
+from samestep.scaling.analysis.runs import (
     RankFile,
     Run,
     is_oversubscribed,

@@ -19,7 +19,7 @@ from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.report.run_page import NAME as PAGE
 from samestep.scaling.analysis.points import measured
-from samestep.scaling.analysis.rank_files import (
+from samestep.scaling.analysis.runs import (
     Run,
     is_oversubscribed,
     launchers,

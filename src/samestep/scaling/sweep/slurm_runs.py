@@ -32,13 +32,15 @@ from samestep.scaling.sweep.trial import (
     outcome_of,
 )
 from samestep.submit.follow import FollowedJob, JobStatus
-from samestep.submit.sequence import RecordedCommand, exit_code, script
 from samestep.submit.shell import Ask, run_command, slug
 from samestep.submit.site_defaults import SlurmSite
-from samestep.submit.slurm import SlurmRequest
-from samestep.submit.slurm_commands import (
+from samestep.submit.slurm import (
     WITH_REQUEUE,
     FollowedSlurmJob,
+    RecordedCommand,
+    SlurmRequest,
+    recorded_exit_code,
+    recorded_script,
     refuse_without_sbatch,
     submit,
 )
@@ -90,7 +92,7 @@ class StudyJob:
             RecordedCommand(words=trial.command, folder=trial.folder, variables=trial.environment)
             for trial in self.trials
         ]
-        return script(self.request, commands, by="samestep scale")
+        return recorded_script(self.request, commands, by="samestep scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,12 +350,12 @@ class _JobMonitor:
     @property
     def is_late(self) -> bool:
         """Whether a run has ended whose files are not complete yet, since a node writes them late."""
-        return any(exit_code(trial.folder) == 0 for trial in self.left)
+        return any(recorded_exit_code(trial.folder) == 0 for trial in self.left)
 
     def arrived(self, now: float) -> Iterator[Outcome]:
         """Yield the runs that have ended with exit code 0 until `now`, in seconds."""
         for trial in tuple(self.left):
-            code = exit_code(trial.folder)
+            code = recorded_exit_code(trial.folder)
             if code is None:
                 continue
             ended_at = self._ended_at.setdefault(trial.number, now)

@@ -11,8 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.local.failure import follows_from_another
-from samestep.scaling.analysis.rank_files import Run, read_ranks
-from samestep.scaling.analysis.run_steps import in_samples, steady_steps
+from samestep.scaling.analysis.runs import Run, in_samples, read_ranks, steady_steps
 from samestep.scaling.sweep.host_load import Load
 
 Mode: TypeAlias = Literal["strong", "weak"]

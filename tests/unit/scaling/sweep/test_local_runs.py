@@ -14,8 +14,7 @@ from samestep.launch.local import orphans
 from samestep.scaling.sweep import local_runs as local
 from samestep.scaling.sweep.host_load import Load
 from samestep.scaling.sweep.local_runs import Local, command, executed, prepare
-from samestep.scaling.sweep.plan import Request, plan, refuse_too_many
-from samestep.scaling.sweep.variants import variants
+from samestep.scaling.sweep.plan import Request, plan, refuse_too_many, variants
 from support.commands import await_end_of
 
 
