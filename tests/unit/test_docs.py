@@ -16,8 +16,7 @@ from samestep.base.record import provenance
 from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
-from samestep.cli.added_verbs import PACKAGES
-from samestep.cli.main import VERBS, application
+from samestep.cli.main import PACKAGES, VERBS, application
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator

@@ -12,10 +12,9 @@ from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.report import run_page
+from samestep.report.page import write_figures, write_pdf, write_text
 from samestep.report.read_run import names, read_run
-from samestep.report.run_page import NAME, charts
-from samestep.report.run_summary import headline, hints
-from samestep.report.write import write_figures, write_pdf, write_text
+from samestep.report.run_page import NAME, charts, headline, hints
 from samestep.scaling.analysis.study import seen_from_here
 from samestep.scaling.report.page import charts as study_charts
 from samestep.scaling.report.page import write_study_page

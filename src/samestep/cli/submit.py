@@ -5,23 +5,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
-from samestep.base.console import log
-from samestep.base.errors import UsageError
+from samestep.base.console import StatusLine, inform, log
+from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.record import json_line
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import help_of
-from samestep.cli.options import launch
+from samestep.cli.options import launch, results
 from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
-from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
 from samestep.run.decision import recognize_script
 from samestep.run.own_workers import refuse_several_tasks
+from samestep.submit.follow import FollowedJob, follow
 from samestep.submit.job_command import VERBS, JobCommand, parse_command, per_node
 from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, KubernetesJob, manifest, service_name
 from samestep.submit.kubernetes import submit as submit_to_kubernetes
@@ -37,6 +38,82 @@ from samestep.submit.slurm import FollowedSlurmJob, Launch, SlurmJob, refuse_wit
 from samestep.submit.slurm import script as slurm_script
 from samestep.submit.slurm import submit as submit_to_slurm
 from samestep.training.recipes import registry
+
+
+class _Console:
+    """Prints the output of a job to a stream, and the times of the job below it on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = StatusLine()
+        self._is_at_start = True  # whether the job's output ends with a whole line
+
+    def log(self, text: str) -> None:
+        """Log a change of the job's state."""
+        self._line.show("")
+        inform(text)
+
+    def write(self, output: bytes) -> None:
+        """Print output of the job."""
+        self._line.show("")
+        _write(output, self._stream)
+        self._is_at_start = output.endswith(b"\n")
+
+    def show_times(self, text: str) -> None:
+        """Show the times of the job; a line that its output has begun stays as it is."""
+        if self._is_at_start:
+            self._line.show(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The options of the submission of a job, and of its result."""
+
+    dry_run: launch.DryRun = False
+    detach: launch.Detach = False
+    as_json: results.AsJson = False
+    quiet: launch.Quiet = False
+
+    def show(self, text: str) -> int:
+        """Print the script of a job that is not submitted, and return the exit code."""
+        if self.as_json:
+            print(json_line({"text": text}))
+        else:
+            _write(encoded(text), sys.stdout)
+        return 0
+
+    def follow(self, job: FollowedJob, file: Path) -> int:
+        """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
+
+        With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
+        """
+        code = None
+        console = _Console(sys.stderr if self.as_json else sys.stdout)
+        try:
+            if not self.detach:
+                code = follow(job, log=console.log, show=console.write, show_times=console.show_times)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            console.show_times("")
+            log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
+        if self.as_json:
+            ended = None if code == INTERRUPTED else code
+            print(json_line({"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}))
+        elif self.detach:
+            print(job.number)
+        return code or 0
+
+
+def encoded(text: str) -> bytes:
+    """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _write(text: bytes, stream: TextIO) -> None:
+    stream.flush()
+    stream.buffer.write(text)
+    stream.buffer.flush()
+
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""
@@ -62,6 +139,7 @@ class Size:
     nproc_per_node: Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL)] = None
 
 
+# Options of the job that are often typed after its program.
 _MISPLACED = {"--nodes", "--gpus-per-node", "--dry-run"}
 
 

@@ -34,9 +34,9 @@ from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.report.page import write_figures
 from samestep.report.read_run import read_run
 from samestep.report.run_page import charts, write_report
-from samestep.report.write import write_figures
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 from samestep.training.output.run_folder import RunFolder

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from samestep import __version__
 from samestep.base.units import counted, percent, seconds_text
-from samestep.report.bar_charts import Bar, BarChart, TimeLine
-from samestep.report.bar_charts import Span as Drawn
-from samestep.report.drawing import PARTS, Chart, color, patterns
-from samestep.report.line_charts import PointChart
+from samestep.report.charts import Bar, BarChart, PointChart, TimeLine
+from samestep.report.charts import Span as Drawn
+from samestep.report.drawing import PARTS, Chart, DataPoint, color, patterns
 from samestep.report.page import (
     bullets,
     numeric_columns,
@@ -21,9 +20,8 @@ from samestep.report.page import (
     table,
     title_of,
     unbroken_flags,
+    write_text,
 )
-from samestep.report.scales import DataPoint
-from samestep.report.write import write_text
 from samestep.scaling.analysis.point_text import like_each, times
 from samestep.scaling.analysis.points import UNIT
 from samestep.scaling.analysis.speedup import rate_ratio, same_threads
