@@ -37,6 +37,12 @@ OF_COMMANDS = (
     Rule("--rdzv-endpoint", "excludes", "--master-addr, --master-port", "both set the endpoint"),
     Rule("--warning", "needs", "--requeue", "without it no worker gets a warning"),
     Rule("--detach", "excludes", "--figures, --pdf", "it waits for no results; give them with --collect"),
+    Rule(
+        "--collect",
+        "excludes all but",
+        "--worth, --figures, --pdf, --json, --quiet",
+        "it collects a study as it was submitted",
+    ),
     Rule("--resume", "excludes", "--out", "it names the run folder itself"),
     Rule("--resume", "excludes", "--batch-per-worker, --lr-scale", "a run keeps its batch and its rate"),
     Rule("--batch-per-worker", "excludes", "--batch-size", "the latter is the global batch"),

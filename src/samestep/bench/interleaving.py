@@ -8,12 +8,11 @@ every call and begins with another one::
     round 2    shared_memory  native  ring
 
 A block is a barrier and as many calls as take about `BLOCK_S`, so that the moment at which a rank leaves the
-barrier does not matter. Another barrier, which is not timed, ends the block.
+barrier does not matter.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias, TypeVar
 
 from samestep.bench.figures import slowest
@@ -46,7 +45,6 @@ def timed_interleaved(
     *,
     seconds: float,
     finish: Callable[[], object],
-    around: Callable[[str], AbstractContextManager[object]] = nullcontext,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return the seconds per call on the slowest rank, by name, one for each round.
@@ -56,21 +54,17 @@ def timed_interleaved(
         calls: the calls to time by name; the same on all ranks.
         seconds: time to measure for; there are at least `LEAST_ROUNDS` rounds.
         finish: waits until the device has finished.
-        around: returns a context for a block, by its name.
         clock: returns seconds.
     """
 
     def block(name: str) -> float:
         call, count = calls[name], counts[name]
-        with around(name):
-            world.barrier()
-            begin = clock()
-            for number in range(count):
-                call(number)
-            finish()
-            taken = (clock() - begin) / count
-            world.barrier()  # waits for the slowest rank, so that a timeout names this block
-        return taken
+        world.barrier()
+        begin = clock()
+        for number in range(count):
+            call(number)
+        finish()
+        return (clock() - begin) / count
 
     counts = dict.fromkeys(calls, 1)
     # The first calls set things up, and in the second ones the ranks do not begin at once: neither counts.

@@ -1,7 +1,6 @@
 """Times all algorithms of one collective, size by size."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -13,7 +12,6 @@ from samestep.bench.cases import COLLECTIVES, Algorithm, Collective
 from samestep.bench.figures import Row, figures
 from samestep.bench.interleaving import Call, timed_interleaved
 from samestep.bench.request import Request
-from samestep.bench.time_limit import Limit
 from samestep.ranks.collectives.direct_world import DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
@@ -25,7 +23,6 @@ def perform(
     algorithms: Mapping[str, Algorithm] | None = None,
     *,
     done: Callable[[str], object] = lambda _: None,
-    give_up: Callable[[str], object] = lambda _: None,
 ) -> list[Row]:
     """Return the figures of each algorithm at each size of `request`.
 
@@ -34,7 +31,6 @@ def perform(
         request: collective, sizes and durations.
         algorithms: those to measure, by name; by default all of the collective.
         done: called before each size with its name.
-        give_up: called from another thread with an algorithm that exceeds its timeout; can end the process.
 
     Raises:
         UsageError: there is one rank only.
@@ -46,31 +42,22 @@ def perform(
     if algorithms is None:
         algorithms = collective.algorithms
     here = {name: one for name, one in algorithms.items() if _is_available(name, joined, world)}
-    # Buffers hold zeros, since repeated sums of other numbers overflow. Two sizes can be equal once rounded
-    # up to rows.
-    tensors = (collective.tensor(nbytes, ranks, world.device) for nbytes in request.sizes)
     rows: dict[int, list[Row]] = {}
-    with Limit(request.timeout_s, give_up) as limit:
-        for tensor in tensors:
-            nbytes = collective.whole_bytes(tensor, ranks)
-            size = bytes_text(nbytes)
-            done(size)
-            if nbytes in rows:
-                continue
-            calls: dict[str, Call] = {
-                name: partial(_call, collective, one, world, tensor) for name, one in here.items()
-            }
-            times = timed_interleaved(
-                world,
-                calls,
-                seconds=request.seconds,
-                finish=finisher(world.device),
-                around=partial(_limited, limit, size),
-            )
-            rows[nbytes] = [
-                figures(request.collective, name, nbytes=nbytes, ranks=ranks, times=taken)
-                for name, taken in times.items()
-            ]
+    for size in request.sizes:
+        # Buffers hold zeros, since repeated sums of other numbers overflow.
+        tensor = collective.tensor(size, ranks, world.device)
+        nbytes = collective.whole_bytes(tensor, ranks)
+        done(bytes_text(nbytes))
+        if nbytes in rows:  # two sizes can be equal once rounded up to rows
+            continue
+        calls: dict[str, Call] = {
+            name: partial(_call, collective, one, world, tensor) for name, one in here.items()
+        }
+        times = timed_interleaved(world, calls, seconds=request.seconds, finish=finisher(world.device))
+        rows[nbytes] = [
+            figures(request.collective, name, nbytes=nbytes, ranks=ranks, times=taken)
+            for name, taken in times.items()
+        ]
     return [row for of_size in rows.values() for row in of_size]
 
 
@@ -79,10 +66,6 @@ def _is_available(name: str, joined: World, world: World) -> bool:
     if name == "direct":
         return isinstance(by_connections(joined), DirectWorld)
     return name != "shared_memory" or isinstance(world, OneHostWorld)
-
-
-def _limited(limit: Limit, size: str, name: str) -> AbstractContextManager[None]:
-    return limit.of(f"{name} at {size}")
 
 
 def _call(collective: Collective, algorithm: Algorithm, world: World, tensor: Tensor, number: int) -> None:

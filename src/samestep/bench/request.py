@@ -22,11 +22,9 @@ class Request:
     collective: str  # its name, one of `COLLECTIVES`
     sizes: tuple[int, ...]  # in bytes, ascending
     seconds: float = 2.0  # time for each size
-    timeout_s: float = 30.0  # timeout of one block of calls of an algorithm
 
     def __post_init__(self) -> None:
         check_seconds("--seconds", self.seconds)
-        check_seconds("--hang-timeout", self.timeout_s)
 
 
 def sizes_of(text: str | None) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -42,7 +41,6 @@ def measure(
     *,
     seconds: float,
     done: Callable[[str, int | None], object] = lambda _name, _total: None,
-    around: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[StepRow]:
     """Return the step time of each synchronizer, measured interleaved; `alone` is included.
 
@@ -52,7 +50,6 @@ def measure(
         names: keys of `WAYS`.
         seconds: approximate time to measure for.
         done: called before each block with its name, and with the number of blocks, once it is known.
-        around: returns a context for a block, by its name.
     """
     names = [ALONE, *(name for name in names if name != ALONE)]
     near, finish = on_one_host(world), finisher(world.device)
@@ -63,19 +60,17 @@ def measure(
 
     def block(name: str, count: int, total: int | None = None) -> float:
         done(name, total)
-        with around(name):
-            with WAYS[name](trainees[name], worlds[name]) as step:
-                for _ in range(WARM_UP):
-                    step()
-                world.barrier()
-                began = time.perf_counter()
-                waited = [step() for _ in range(count)]
-                finish()
-                taken = (time.perf_counter() - began) / count
-            slowest = _slowest(world, taken)
+        with WAYS[name](trainees[name], worlds[name]) as step:
+            for _ in range(WARM_UP):
+                step()
+            world.barrier()
+            began = time.perf_counter()
+            waited = [step() for _ in range(count)]
+            finish()
+            taken = (time.perf_counter() - began) / count
         seen = [one for one in waited if one is not None]
         waits[name].append(sum(seen) / len(seen) if seen else None)
-        return slowest
+        return _slowest(world, taken)
 
     first = {name: block(name, 1) for name in names}
     waits = {name: [] for name in names}

@@ -12,14 +12,14 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
 from samestep.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
-from samestep.bench.time_limit import Limit, exit_on_timeout
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.run.decision import Decision
-from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, start_own
+from samestep.launchers.registry import SAMESTEP
+from samestep.run.decision import Decision, with_checks
+from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 
 if TYPE_CHECKING:
     from samestep.bench.synchronizers import Problem
@@ -31,10 +31,10 @@ class Duration:
     """The options of the duration of a measurement."""
 
     seconds: Annotated[float, option("S", "Seconds to measure (a collective: each size).")] = 2.0
-    hang_timeout: Annotated[float, option("S", "Seconds after which a call is reported as stuck.")] = 30.0
+    hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0
 
 
-_STEP_DURATION = Duration(seconds=60.0, hang_timeout=120.0)
+_STEP_DURATION = Duration(seconds=60.0)
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
@@ -51,16 +51,11 @@ def command_for(collective: str) -> Callable[..., None]:
         as_json: results.AsJson = False,
         quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
     ) -> None:
-        request = Request(
-            collective=collective,
-            sizes=sizes_of(sizes),
-            seconds=duration.seconds,
-            timeout_s=duration.hang_timeout,
-        )
-        decision = _decide(start)
+        request = Request(collective=collective, sizes=sizes_of(sizes), seconds=duration.seconds)
+        decision = _decide(start, duration)
         flags = {"sizes": sizes, **asdict(duration), "json": as_json or None}
-        _start_or_bind(decision, ["bench", spelled, *as_arguments(flags)])
-        _measure_collective(request, threads=start.threads, as_json=as_json)
+        work = partial(_measure_collective, request, threads=start.threads, as_json=as_json)
+        _start_or_work(decision, ["bench", spelled, *as_arguments(flags)], work)
 
     command.__doc__ = f"""Measure the algorithms of {spelled}, interleaved.
 
@@ -96,14 +91,16 @@ def step(
     if unknown := next((name for name in names if name not in SYNCS), None):
         raise UsageError(f"--sync {unknown!r} is not one of {', '.join(SYNCS)}.")
     check_seconds("--seconds", duration.seconds)
-    check_seconds("--hang-timeout", duration.hang_timeout)
-    decision = _decide(start)
+    decision = _decide(start, duration)
     from samestep.bench.synchronizers import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, **asdict(duration)}
-    _start_or_bind(decision, ["bench", "step", *as_arguments(flags | {"json": as_json or None})])
-    _measure_steps(problem, names, duration, threads=start.threads, as_json=as_json)
+    arguments = ["bench", "step", *as_arguments(flags | {"json": as_json or None})]
+    work = partial(
+        _measure_steps, problem, names, seconds=duration.seconds, threads=start.threads, as_json=as_json
+    )
+    _start_or_work(decision, arguments, work)
 
 
 for _name in COLLECTIVES:
@@ -114,20 +111,24 @@ _summary = "Measure training steps with each gradient synchronizer."
 bench.command(help=help_of(step), short_help=_summary)(step)
 
 
-def _decide(start: launch.Workers) -> Decision:
+def _decide(start: launch.Workers, duration: Duration) -> Decision:
     """Decide how a benchmark runs; it needs two workers."""
     job = Job(program=OWN_PROGRAM, workers=start.workers)
     decision = decide_own(job, threads=start.threads, bind=start.bind)
     if decision.size < 2:
         raise UsageError("one worker has no communication; give -n 2 or more, or start several tasks.")
-    return decision
+    return with_checks(decision, hang_timeout=duration.hang_timeout)
 
 
-def _start_or_bind(decision: Decision, arguments: Sequence[str]) -> None:
-    """Start the workers with `arguments` and exit, or bind this process, which is one of them."""
+def _start_or_work(decision: Decision, arguments: Sequence[str], work: Callable[[], None]) -> None:
+    """Start the workers with `arguments` and exit, or call `work` in this process, which is one of them."""
     if isinstance(decision.plan, Spawn):
         raise typer.Exit(start_own(decision, arguments))
     bind_worker(decision, decision.detected.place)
+    if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
+        work()
+    else:
+        run_monitored(decision, work)
 
 
 def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:
@@ -138,14 +139,13 @@ def _measure_collective(request: Request, *, threads: int | None, as_json: bool)
 
     with join(threads=threads) as world:
         with progress_bar(len(request.sizes), shown=world.place.is_main) as done:
-            end = partial(exit_on_timeout, place=world.place, timeout_s=request.timeout_s)
-            rows = perform(world, request, done=done, give_up=end)
+            rows = perform(world, request, done=done)
         lines = [json_line(row.as_dict()) for row in rows] if as_json else [report_text(rows)]
         world.print("\n".join(lines))
 
 
 def _measure_steps(
-    problem: "Problem", names: list[str], duration: Duration, *, threads: int | None, as_json: bool
+    problem: "Problem", names: list[str], *, seconds: float, threads: int | None, as_json: bool
 ) -> None:
     """Measure training steps, as one of the workers."""
     from samestep.bench.step_times import measure
@@ -157,19 +157,8 @@ def _measure_steps(
         names = chosen_synchronizers(world, names)
         if not names:  # on every rank; rank 0 has logged the reason
             raise typer.Exit(2)
-        end = partial(exit_on_timeout, place=world.place, timeout_s=duration.hang_timeout)
-        with (
-            progress_bar(None, shown=world.place.is_main) as done,
-            Limit(duration.hang_timeout, end) as limit,
-        ):
-            rows = measure(
-                world,
-                problem,
-                names,
-                seconds=duration.seconds,
-                done=done,
-                around=lambda name: limit.of(f"steps with {name}"),
-            )
+        with progress_bar(None, shown=world.place.is_main) as done:
+            rows = measure(world, problem, names, seconds=seconds, done=done)
         lines = [json_line(asdict(row)) for row in rows]
         if not as_json:
             lines = [*text_table(STEP_HEAD, step_cells(rows)), "", f"fastest: {fastest_synchronizer(rows)}"]

@@ -76,8 +76,6 @@ SETTINGS: Mapping[str, Any] = {
 
 _SWEEP, _MEASUREMENT = "Sweep", "Measurement"
 _JOB_PANELS = (JOBS_PANEL, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
-_WITH_COLLECT = ("--collect", "--worth", "--figures", "--pdf", "--json", "--quiet")
-"""Options that do not change how a study is measured."""
 
 _NOT_COMPARED = ("explain", "scratch", "seed")
 _OF_JOB = ("bind", "threads")
@@ -486,7 +484,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
-    """Refuse options of jobs without ``--submit``, and of a new study with ``--collect``."""
+    """Refuse options of jobs without ``--submit``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
     for one in context.command.params:
@@ -494,11 +492,6 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
         flag = "-n" if "-n" in one.opts else max(one.opts, key=len)
         if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
             continue
-        if submission.collect is not None and flag not in _WITH_COLLECT:
-            raise UsageError(
-                f"{flag} has no effect with --collect, which collects a study as it was submitted. Leave it "
-                "out; only --worth, --figures, --pdf and --json go with --collect."
-            )
         is_of_job = getattr(one, "rich_help_panel", "") in _JOB_PANELS
         if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
             raise UsageError(

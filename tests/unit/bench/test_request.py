@@ -16,7 +16,6 @@ def test_sizes_are_sorted_and_those_of_a_parameter_and_of_a_bucket_by_default():
     [
         ({"seconds": 0.0}, "--seconds is 0"),
         ({"seconds": float("nan")}, "--seconds is nan"),
-        ({"timeout_s": 0.0}, "--hang-timeout is 0"),
     ],
 )
 def test_invalid_requests_are_refused(fields, named):

@@ -62,7 +62,7 @@ def measured(monkeypatch):
     def measured(**how):
         row = figures("broadcast", "ring", nbytes=65536, ranks=2, times=[1e-4] * 3)
         monkeypatch.setattr(env, "snapshot", dict)
-        monkeypatch.setattr(measurement, "perform", lambda world, request, *, done, give_up: [row])
+        monkeypatch.setattr(measurement, "perform", lambda world, request, *, done: [row])
         request = Request(collective="broadcast", sizes=(4,))
         bench._measure_collective(request, threads=torch.get_num_threads(), **{"as_json": False} | how)
 

@@ -11,7 +11,6 @@ from samestep.cli.main import PACKAGES, VERBS, application, run_command
 OTHER_MEANINGS = {
     "--workers": "a number, or for scale and verify several",
     "--config": "of a training, or of the options of run",
-    "--hang-timeout": "for bench of a call, which always ends",
     "--nproc-per-node": "for run a number or a word, for scale a maximum",
     "--out": "of a run, or of a study",
     "--page": "for lab an addition, for report the result",
