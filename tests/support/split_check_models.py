@@ -414,3 +414,20 @@ class FailsForFew(nn.Module):
 def failing_for_few():
     torch.manual_seed(0)
     return FailsForFew()(drawn(5, 4)).tolist()
+
+
+class ReadsThreeRows(nn.Module):
+    """Fails for a slice of two rows, which is that of the last rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1).double())
+
+    def forward(self, x):
+        return torch.stack([x[0] * self.scale, x[1], x[2]])
+
+
+def of_rows_by_number():
+    """Return outputs for five rows, of which forward reads three by their number."""
+    model = ReadsThreeRows()
+    return [model(drawn(5, 1, seed=number)).sum().item() for number in range(2)]

@@ -95,6 +95,14 @@ def test_parts_are_left_alone_where_they_have_the_reason_of_the_whole(processes,
     assert parts == [0, 0]
 
 
+def test_the_error_of_a_helpers_slice_is_the_reason(run):
+    """The slice of worker 0 is longer, and does not fail."""
+    serial = models.of_rows_by_number()
+    found, split, _, lines = run(2, models.of_rows_by_number)
+    assert (found, split) == (pytest.approx(serial, rel=0, abs=1e-12), 0)
+    assert any("IndexError" in line and "split_check_models.py" in line for line in lines), lines
+
+
 def test_sample_checks_do_not_change_the_results(run):
     for make in (models.ZeroHead, models.Penalized):
         serial = models.trained(make)

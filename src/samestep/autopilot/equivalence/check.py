@@ -287,9 +287,7 @@ class EquivalenceCheck:
         result, failure = None, ""
         # Without a graph first, to save memory; a model may need one to differentiate within its forward.
         for grad in (False, True)[: 1 + torch.is_grad_enabled()]:
-            result, failure = self._comparison.attempted(
-                partial(run, grad=grad), "it failed on another worker"
-            )
+            result, failure = self._comparison.attempted(partial(run, grad=grad))
             self.restore()
             if not failure:
                 break
@@ -405,7 +403,7 @@ class EquivalenceCheck:
                     disturbance.set_counters(self._call.module, self._counters, tensors, how.counters)
                 return given
 
-            given, failure = self._comparison.attempted(disturbed, "another worker's failed")
+            given, failure = self._comparison.attempted(disturbed)
             if self._draws:  # equally on all ranks
                 torch.rand(how.skipped_draws, device="cpu")
                 torch.rand(how.skipped_draws, device=self._world.device)
@@ -493,9 +491,7 @@ class EquivalenceCheck:
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal."""
         value = dict(leaves(outcome(self._call.module, found.outputs, unsplit.sides)))
-        gradients, failure = self._comparison.attempted(
-            partial(self._gradients, value, given), "the backward of another worker's slice failed"
-        )
+        gradients, failure = self._comparison.attempted(partial(self._gradients, value, given))
         if gradients is None:
             return failure
         pairs = list(zip(gradients, expected, strict=True))

@@ -146,11 +146,8 @@ class SplitComparison:
                     reads.follow(own.samples(dims))
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self.module, own, split, draws=mode, reads=watched)
-            except OtherRankFailedError as error:
-                return str(error)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
-                self.end_if_device_failed(error)
-                return f"{SLICE_RAISES} {in_one_line(error)}"
+                return self._cause(error, SLICE_RAISES)
             found = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
         if isinstance(found, str):
@@ -251,15 +248,25 @@ class SplitComparison:
                 self.difference = whole.difference(together, output)
         return right
 
-    def attempted(self, run: Callable[[], T], elsewhere: str) -> tuple[T | None, str]:
-        """Return the result of `run`; or None and the error, which is `elsewhere` if another rank has it."""
-        result, failure = None, ""
+    def attempted(self, run: Callable[[], T]) -> tuple[T | None, str]:
+        """Return the result of `run`; or None and the error, if it has failed on any rank."""
+        result, failure = None, None
         try:
             result = run()
         except Exception as error:  # noqa: BLE001 - a model may raise any error
             self.end_if_device_failed(error)
-            failure = in_one_line(error)
-        return (result, "") if self.agreed(not failure) else (None, failure or elsewhere)
+            failure = error
+        return (result, "") if self.agreed(failure is None) else (None, self._cause(failure))
+
+    def _cause(self, failure: Exception | None, prefix: str = "") -> str:
+        """Return an error of a rank, if possible none that follows from another's; all ranks call this."""
+        text, is_cause = "", False
+        if failure is not None:
+            self.end_if_device_failed(failure)
+            is_cause = not isinstance(failure, OtherRankFailedError)
+            text = f"{prefix} {in_one_line(failure)}".lstrip() if is_cause else str(failure)
+        *_, cause = max(self._world.all_gather_objects((is_cause, text)))
+        return str(cause)
 
     def end_if_device_failed(self, error: Exception) -> None:
         """Raise `DeviceFailed` if an error is that of a device, which computes nothing any more."""
