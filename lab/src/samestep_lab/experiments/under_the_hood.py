@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.units import bytes_text
-from samestep.bench.synchronizers import Problem, Trainee
+from samestep.bench.step_times import Problem, Trainee
 from samestep.ranks.world.protocol import World
 from samestep.report.charts import Span, TimeLine
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
