@@ -83,13 +83,13 @@ def quartiles(times: Sequence[float]) -> Spread:
     return low, high
 
 
-def overlap(one: Spread, other: Spread) -> bool:
+def overlap(a: Spread, b: Spread) -> bool:
     """Return whether two spreads have a value in common, so that no difference is measured.
 
     >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((3.0, 4.0), (1.0, 2.0))
     (True, False)
     """
-    return one[0] <= other[1] and other[0] <= one[1]
+    return a[0] <= b[1] and b[0] <= a[1]
 
 
 def as_good(best_first: Sequence[_T], spread: Callable[[_T], Spread]) -> list[_T]:
@@ -98,8 +98,8 @@ def as_good(best_first: Sequence[_T], spread: Callable[[_T], Spread]) -> list[_T
     >>> as_good(["a", "b", "c"], {"a": (1.0, 2.0), "b": (1.5, 3.0), "c": (2.5, 3.5)}.__getitem__)
     ['a', 'b']
     """
-    best, *others = best_first
-    return [best, *(one for one in others if overlap(spread(one), spread(best)))]
+    best, *rest = best_first
+    return [best, *(candidate for candidate in rest if overlap(spread(candidate), spread(best)))]
 
 
 def fastest(rows: Sequence[Row]) -> dict[int, list[str]]:
@@ -119,8 +119,8 @@ def best_text(names: Sequence[str]) -> str:
     >>> best_text(["ring"]), best_text(["ring", "tree", "naive"])
     ('ring', 'no difference is measured between ring, tree and naive')
     """
-    *others, last = names
-    return f"no difference is measured between {', '.join(others)} and {last}" if others else last
+    *first_names, last = names
+    return f"no difference is measured between {', '.join(first_names)} and {last}" if first_names else last
 
 
 def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:

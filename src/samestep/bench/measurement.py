@@ -27,36 +27,36 @@ class Collective:
     """One collective, called with any of its algorithms."""
 
     algorithms: Mapping[str, Algorithm]  # by name
-    given: Literal["whole", "row"]  # input of each rank: the whole tensor, or its own row of it
+    part: Literal["whole", "row"]  # input of each rank: the whole tensor, or its own row of it
     # calls an algorithm with world, tensor and root
     call: Callable[[Algorithm, Any, Tensor, int], object]
 
     def tensor(self, nbytes: int, size: int, device: torch.device) -> Tensor:
         """Return an input tensor of zeros in float32, so that the whole has at least `nbytes` bytes."""
         row = -(-nbytes // torch.float32.itemsize)
-        if self.given != "whole":
+        if self.part != "whole":
             row = -(-row // size)
         return torch.zeros(row, device=device)
 
     def whole_bytes(self, tensor: Tensor, size: int) -> int:
         """Return the bytes of the whole from the input of a rank."""
-        return tensor.nbytes * (size if self.given == "row" else 1)
+        return tensor.nbytes * (size if self.part == "row" else 1)
 
 
 COLLECTIVES: Mapping[str, Collective] = {
     "all_reduce": Collective(
         algorithms=algorithms.ALL_REDUCE,
-        given="whole",
+        part="whole",
         call=lambda algorithm, world, tensor, _: algorithm(world, tensor, "sum"),
     ),
     "broadcast": Collective(
         algorithms=algorithms.BROADCAST,
-        given="whole",
+        part="whole",
         call=lambda algorithm, world, tensor, root: algorithm(world, tensor, root),
     ),
     "all_gather": Collective(
         algorithms=algorithms.ALL_GATHER,
-        given="row",
+        part="row",
         call=lambda algorithm, world, tensor, _: algorithm(world, tensor),
     ),
 }
@@ -87,7 +87,7 @@ def perform(
     world, collective = on_one_host(joined), COLLECTIVES[request.collective]
     if algorithms is None:
         algorithms = collective.algorithms
-    here = {name: one for name, one in algorithms.items() if _is_available(name, joined, world)}
+    here = {name: algorithm for name, algorithm in algorithms.items() if _is_available(name, joined, world)}
     rows: dict[int, list[Row]] = {}
     for size in request.sizes:
         # Buffers hold zeros, since repeated sums of other numbers overflow.
@@ -97,7 +97,7 @@ def perform(
         if nbytes in rows:  # two sizes can be equal once rounded up to rows
             continue
         calls: dict[str, Call] = {
-            name: partial(_call, collective, one, world, tensor) for name, one in here.items()
+            name: partial(_call, collective, algorithm, world, tensor) for name, algorithm in here.items()
         }
         times = timed_interleaved(world, calls, seconds=request.seconds, finish=finisher(world.device))
         rows[nbytes] = [

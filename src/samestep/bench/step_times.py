@@ -74,7 +74,7 @@ class Trainee:
 
     def __init__(self, problem: Problem, world: World) -> None:
         self.problem = problem
-        self.images, self.labels = (one.to(world.device) for one in problem.batch(world.place.rank))
+        self.images, self.labels = (tensor.to(world.device) for tensor in problem.batch(world.place.rank))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(problem.model, shape=problem.images, classes=CLASSES)
@@ -209,7 +209,7 @@ def measure(
             waited = [step() for _ in range(count)]
             finish()
             taken = (time.perf_counter() - began) / count
-        seen = [one for one in waited if one is not None]
+        seen = [wait_s for wait_s in waited if wait_s is not None]
         waits[name].append(sum(seen) / len(seen) if seen else None)
         return _slowest(world, taken)
 
@@ -226,7 +226,7 @@ def measure(
 def _row(
     world: World, problem: Problem, name: str, times: Mapping[str, list[float]], waits: list[float | None]
 ) -> StepRow:
-    seen = [one for one in waits if one is not None]
+    seen = [wait_s for wait_s in waits if wait_s is not None]
     ratios = [alone / taken for alone, taken in zip(times[ALONE], times[name], strict=True)]
     return StepRow(
         model=problem.model,

@@ -102,7 +102,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return _complain(str(error), code=error.exit_code)
     except OSError as error:
         name = str(error.filename)
-        if error.errno != ENAMETOOLONG or not any(_is_about(one, name) for one in arguments):
+        if error.errno != ENAMETOOLONG or not any(_is_about(argument, name) for argument in arguments):
             raise
         return _complain(f"{name} is too long for a file name; give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
@@ -176,7 +176,7 @@ def _add_others(app: typer.Typer, verb: str | None) -> None:
 
 def added_verbs() -> Mapping[str, EntryPoint]:
     """Return the verbs that installed packages add, with their entry points."""
-    return {one.name: one for one in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _summary(verb: EntryPoint) -> str:

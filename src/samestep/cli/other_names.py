@@ -111,9 +111,9 @@ def answer_to(option: str, arguments: Iterable[str]) -> str | None:
     if option in ANSWERS:
         return f"there is no {option}: {ANSWERS[option]}."
     names = (word.partition("=")[0] for word in arguments)
-    given = next(
+    typed = next(
         (name for name in names if name != option and f"--{own_name(name.strip('-'))}" == option), ""
     )
-    if not given:
+    if not typed:
         return None
-    return f"there is no {given}, which is {option} of other commands of samestep; leave it out."
+    return f"there is no {typed}, which is {option} of other commands of samestep; leave it out."

@@ -69,10 +69,10 @@ def report(
         inform(write_pdf(path, output.pdf))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if output.as_json:
-        found = {
+        hints_of = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
-        print(json_line({"page": str(path), "runs": headlines, "hints": found}))
+        print(json_line({"page": str(path), "runs": headlines, "hints": hints_of}))
         return
     for name, words in headlines.items():
         print(words if len(headlines) == 1 else f"{name}: {words}")

@@ -62,28 +62,28 @@ def defaults_in(path: Path, table: Mapping[str, Any], context: typer.Context) ->
         UsageError: a key is not an option, or the option does not take its value.
     """
     options = {
-        name.lstrip("-"): one
-        for one in context.command.params
-        if one.param_type_name == "option" and not getattr(one, "hidden", False)
-        for name in one.opts
+        name.lstrip("-"): parameter
+        for parameter in context.command.params
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+        for name in parameter.opts
     }
-    found = {}
+    values = {}
     for key, value in table.items():
-        one: Any = options.get(own_name(key))
-        if one is None:
+        parameter: Any = options.get(own_name(key))
+        if parameter is None:
             names = [name for name in options if len(name) > 1]
             raise UsageError(f"{path}: there is no option {key!r}. {suggestion(own_name(key), names)}")
-        found[one.name] = _as_typed(value) if one.is_flag is isinstance(value, bool) else None
+        values[parameter.name] = _as_typed(value) if parameter.is_flag is isinstance(value, bool) else None
         try:
-            if found[one.name] is None:
-                raise typer.BadParameter("give true or false" if one.is_flag else "give a value")
-            one.process_value(context, found[one.name])
+            if values[parameter.name] is None:
+                raise typer.BadParameter("give true or false" if parameter.is_flag else "give a value")
+            parameter.process_value(context, values[parameter.name])
         except typer.TyperException as error:
             text = str(getattr(error, "message", error)).rstrip(".")
             raise UsageError(
                 f"{path}: {key} = {value!r} is not a value of --{own_name(key)}: {text}."
             ) from None
-    return found
+    return values
 
 
 def _as_typed(value: Any) -> Any:
@@ -114,7 +114,7 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
 def _project() -> Path | None:
     """Return the nearest ``pyproject.toml`` of the working folder, if it has a table for samestep."""
     here = Path.cwd()
-    path = next((one / PROJECT for one in (here, *here.parents) if (one / PROJECT).is_file()), None)
+    path = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
     with suppress(OSError, ValueError):
         if path is not None and f"[{_TABLE}]" in path.read_text(encoding="utf-8"):
             return path
@@ -283,20 +283,26 @@ def _refuse_misplaced(program: Program) -> None:
     """
     file, roots = source_file(program) if program.kind != "executable" else (None, [])
     words = [word.partition("=")[0] for word in program.args]
-    given = [
+    places = [
         at for at, word in enumerate(words) if word in ("-n", "--workers") or own_name(word[2:]) in _COUNTS
     ]
-    if not given or file is None or program.target == "samestep":
+    if not places or file is None or program.target == "samestep":
         return
-    its, word = flags_of(file, roots=roots), words[given[0]]
-    if its.parser is None and not its.reads_argv and not {word, word.replace("_", "-")} & set(its.literal):
-        flag = [one for one in program.args[given[0] : given[0] + 2] if one != "--"]
+    known, word = flags_of(file, roots=roots), words[places[0]]
+    if (
+        known.parser is None
+        and not known.reads_argv
+        and not {word, word.replace("_", "-")} & set(known.literal)
+    ):
+        flag = [argument for argument in program.args[places[0] : places[0] + 2] if argument != "--"]
         flag = flag[:1] if "=" in flag[0] else flag
-        rest = shlex.join([*program.args[: given[0]], *program.args[given[0] + len(flag) :]])
-        what = f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
+        rest = shlex.join([*program.args[: places[0]], *program.args[places[0] + len(flag) :]])
+        program_words = (
+            f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
+        )
         raise UsageError(
             f"{word} after {program.target} is passed to {program.target}, which has no such option. "
-            f"Put it before: samestep run {shlex.join(flag)} {what}"
+            f"Put it before: samestep run {shlex.join(flag)} {program_words}"
         )
 
 
@@ -330,20 +336,20 @@ def _fastest_workers(
             f"-n auto chooses between processor cores, and this host has {gpus} GPUs. Give -n {gpus}, or "
             "--device cpu."
         )
-    found = auto_workers.candidates(cpu_share().usable)
+    among = auto_workers.candidates(cpu_share().usable)
     of_script = {name: settings[name] for name in SPLIT if settings[name] != getattr(DEFAULTS, name)}
     module = ["-m"] * (job.program.kind == "module")
     words = [*as_arguments({**flags, **of_script}), *module, job.program.target, *job.program.args]
     with tempfile.TemporaryDirectory(prefix="samestep-auto-", ignore_cleanup_errors=True) as folder:
-        trials = auto_workers.runs(found, words, Path(folder))
+        trials = auto_workers.runs(among, words, Path(folder))
         if dry_run:
             print("\n".join(in_lines([trial for _, trial in trials], command)))
             raise typer.Exit
         measured = auto_workers.measure(
             trials, lambda trial, limit_s: executed(trial, command(trial), limit_s=limit_s), inform
         )
-    inform(auto_workers.in_words(found, measured))
-    chosen = auto_workers.fastest(found, measured)
+    inform(auto_workers.in_words(among, measured))
+    chosen = auto_workers.fastest(among, measured)
     return replace(job, workers=chosen.workers), chosen.threads
 
 

@@ -20,7 +20,7 @@ from samestep.cli.options.declare import (
     JOBS_PANEL,
     RESULTS_PANEL,
     as_arguments,
-    given,
+    given_settings,
     grouped,
     option,
     switch,
@@ -143,8 +143,8 @@ class Target:
             return
         after = list(words[at + 1 :])
         after = after[: after.index("--")] if "--" in after else after
-        own = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
-        for name, why in self._claimed(own):
+        shared = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
+        for name, why in self._claimed(shared):
             of = "train" if self.kind == "recipe" else "the script"
             module = "-m " if self.kind == "module" else ""
             raise UsageError(
@@ -158,16 +158,16 @@ class Target:
         Raises:
             UsageError: there is such an option; the message names it.
         """
-        found = [name for name, value in flags.items() if value is not None]
-        of_scripts = [name for name in found if name in _OF_SCRIPTS]
+        names_given = [name for name, value in flags.items() if value is not None]
+        of_scripts = [name for name in names_given if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
             raise UsageError(
                 f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
             )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
-        Options(**{name: flags[name] for name in found if name in SPLIT})
-        names = [*found, *(text.partition("=")[0].replace("-", "_") for text in compares)]
+        Options(**{name: flags[name] for name in names_given if name in SPLIT})
+        names = [*names_given, *(text.partition("=")[0].replace("-", "_") for text in compares)]
         of_serial = [name for name in names if name in SPLIT and name not in OF_ALL]
         if self.kind != "recipe" and of_serial and not self._is_serial():
             raise UsageError(not_serial(of_serial[0], self.name))
@@ -178,16 +178,16 @@ class Target:
         Raises:
             UsageError: a variant is wrong.
         """
-        found = self._variants(texts)
+        compared = self._variants(texts)
         if not self._spawns():
-            return found
-        others = [one.launcher for one in found if one.launcher not in ("", SAMESTEP)]
-        if others:
+            return compared
+        launchers = [variant.launcher for variant in compared if variant.launcher not in ("", SAMESTEP)]
+        if launchers:
             raise UsageError(
-                f"--compare launcher={others[0]}: {self.name} starts its own workers, and several tasks of "
-                "another launcher would each start them. Leave it out."
+                f"--compare launcher={launchers[0]}: {self.name} starts its own workers, and several tasks "
+                "of another launcher would each start them. Leave it out."
             )
-        return tuple(replace(one, launcher=SAMESTEP) for one in found)
+        return tuple(replace(variant, launcher=SAMESTEP) for variant in compared)
 
     def limits_gpus(self) -> bool:
         """Return whether a run should see one GPU for each worker, since their number decides on workers."""
@@ -209,7 +209,7 @@ class Target:
         if not texts:
             return (Variant(),)
         verb, kinds = ("train", _settings()) if self.kind == "recipe" else ("run", (Options,))
-        names = [one.name for kind in kinds for one in fields(kind)]
+        names = [field.name for kind in kinds for field in fields(kind)]
         flags = [name.replace("_", "-") for name in names if verb == "train" or name not in _NOT_COMPARED]
         return variants(texts, verb=verb, flags=[*flags, *_OF_JOB])
 
@@ -241,12 +241,13 @@ class Target:
         file, roots = source_file(self.program())
         if not names or file is None:
             return
-        its = flags_of(file, roots=roots)
+        known = flags_of(file, roots=roots)
         for name in names:
-            if name in its.literal:
-                yield name, f"{its.literal[name]} and samestep scale have it"
-            elif its.parser is not None:
-                made = f"{its.parser.name} in {its.parser.file}:{its.parser.line} creates options at run time"
+            if name in known.literal:
+                yield name, f"{known.literal[name]} and samestep scale have it"
+            elif known.parser is not None:
+                parser = known.parser
+                made = f"{parser.name} in {parser.file}:{parser.line} creates options at run time"
                 yield name, f"samestep scale has it, and {self.name} possibly too ({made})"
 
     def _spawns(self) -> bool:
@@ -295,8 +296,8 @@ def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
     from samestep.training.recipes.request import Request, configuration, part_of
 
     settings, options = _settings()
-    own = {one.name: flags[one.name] for kind in (settings, options) for one in fields(kind)}
-    changes = given(own, settings, options)
+    values = {field.name: flags[field.name] for kind in (settings, options) for field in fields(kind)}
+    changes = given_settings(values, settings, options)
     config, _ = configuration(Request(recipe=flags["recipe"], config=flags["config"], changes=changes))
     recipe = find(flags["recipe"], fast=bool(flags["fast"] or config.get("fast")))
     replace(recipe.settings, **part_of(config, settings)).check_workers(workers)
@@ -312,13 +313,13 @@ def _settings() -> tuple[type[Any], type[Any]]:
 
 def _value(flag: str, words: Sequence[str]) -> str | None:
     """Return the value of an option among `words`, the last one if it occurs twice."""
-    found = None
+    value = None
     for at, word in enumerate(words):
         if word == flag:
-            found = "".join(words[at + 1 : at + 2])
+            value = "".join(words[at + 1 : at + 2])
         elif word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,47 +426,49 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
-    found = Target.of(target, arguments or (), module=module, mode=mode)
-    found.refuse_ambiguous(sys.argv, {name for one in context.command.params for name in one.opts})
+    program = Target.of(target, arguments or (), module=module, mode=mode)
+    program.refuse_ambiguous(
+        sys.argv, {name for parameter in context.command.params for name in parameter.opts}
+    )
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
-    flags = {"mode": mode, **given(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
-    found.refuse_misplaced(flags, compare or ())
-    variants = found.compared(compare or ())
+    flags = {"mode": mode, **given_settings(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
+    program.refuse_misplaced(flags, compare or ())
+    variants = program.compared(compare or ())
     each = compared_threads(variants)
     runs: LocalRuns | SlurmRuns
     if submission.submit is None:
         runs = local_runs(numbers, threads=threads, compared=each, on_cpu=settings["device"] == "cpu")
     else:
-        found.refuse_jobs()
-        runs = submission.runs(site_of(SlurmSite, given(settings, SlurmSite)), numbers[-1], threads)
+        program.refuse_jobs()
+        runs = submission.runs(site_of(SlurmSite, given_settings(settings, SlurmSite)), numbers[-1], threads)
     if not oversubscribe:
-        refuse_too_many(numbers, places=runs.places, what=runs.what)
+        refuse_too_many(numbers, places=runs.places, resources=runs.resources)
     request = Request(
         target=target,
-        kind=found.kind,
-        arguments=found.arguments,
+        kind=program.kind,
+        arguments=program.arguments,
         workers=numbers,
         scaling=cast("Scaling", scaling),
-        batch=found.batch(scaling),
+        batch=program.batch(scaling),
         flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
         variants=variants,
         per_node=runs.per_node,
-        limits_gpus=found.limits_gpus(),
+        limits_gpus=program.limits_gpus(),
         threads=runs.each,
         on_cores=runs.on_cores,
         folder=out or default_folder(target),
         **asdict(measurement),
     )
     trials = plan(request)
-    if found.kind == "recipe":
+    if program.kind == "recipe":
         refuse_wrong_flags(trials)
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
         print(runs.describe(frame, trials))
         return 0
-    if found.kind == "script":
+    if program.kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
     with own_folder(request.folder) if out is None else nullcontext(out) as folder:
         request = replace(request, folder=folder)
@@ -476,7 +479,7 @@ def scale(
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of workers of ``-n``, each once."""
     numbers = tuple(launch.worker_counts(text))
-    if twice := next((one for one in numbers if numbers.count(one) > 1), None):
+    if twice := next((number for number in numbers if numbers.count(number) > 1), None):
         raise UsageError(
             f"-n {text} has {twice} twice; give each number once, and the number of runs with --repeats."
         )
@@ -487,13 +490,18 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
     """Refuse options of jobs without ``--submit``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        flag = "-n" if "-n" in one.opts else max(one.opts, key=len)
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        flag = "-n" if "-n" in parameter.opts else max(parameter.opts, key=len)
         if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
             continue
-        is_of_job = getattr(one, "rich_help_panel", "") in _JOB_PANELS
-        if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
+        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS
+        if (
+            is_of_job
+            and submission.submit is None
+            and flag != "--collect"
+            and context.params[parameter.name or ""]
+        ):
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
@@ -502,8 +510,8 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
 def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: results.PageOutput) -> int:
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, list):
-        found = {"jobs": result, "study": str(folder)}
-        print(json_line(found) if output.as_json else "\n".join(result))
+        record = {"jobs": result, "study": str(folder)}
+        print(json_line(record) if output.as_json else "\n".join(result))
         return 0
     study, code = result
     if output.as_json:

@@ -305,8 +305,8 @@ def _refuse_wrong_words(verb: str, words: list[str]) -> None:
         raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
     context = command.make_context(verb, list(words))
     if below:
-        name, found, rest = command.resolve_command(context, list(words))
-        found.make_context(name, rest, parent=context)
+        name, subcommand, rest = command.resolve_command(context, list(words))
+        subcommand.make_context(name, rest, parent=context)
     elif verb == "train" and context.params["recipe"] is not None:
         registry.find(context.params["recipe"])
 
@@ -320,12 +320,12 @@ def _script(words: list[str]) -> Program | None:
         UsageError: there is no such script, or it is a launcher.
     """
     command = typer.main.get_group(main.application("run")).commands["run"]
-    found = command.make_context("run", list(words)).params
-    if found["module"] or found["no_python"]:
-        launch.refuse_launcher(found["target"], "module" if found["module"] else "executable")
+    values = command.make_context("run", list(words)).params
+    if values["module"] or values["no_python"]:
+        launch.refuse_launcher(values["target"], "module" if values["module"] else "executable")
         return None
-    program = launch.program(found["target"], found["arguments"] or (), module=False)
-    return program if found["mode"] == "auto" else None
+    program = launch.program(values["target"], values["arguments"] or (), module=False)
+    return program if values["mode"] == "auto" else None
 
 
 def _refuse_own_workers(script: Program | None, *, tasks: int, remedy: str) -> None:

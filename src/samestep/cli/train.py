@@ -22,7 +22,7 @@ from samestep.cli.options.declare import (
     RESULTS_PANEL,
     TRAINING_PANEL,
     as_arguments,
-    given,
+    given_settings,
     grouped,
     option,
     switch,
@@ -125,7 +125,7 @@ def train(
     flags = asdict(training)
     del flags["eval_only"]  # a request with weights is one
     clocking = recording.checked()
-    request = Request(recipe=recipe, changes=given(settings, Settings, RunOptions), **flags)
+    request = Request(recipe=recipe, changes=given_settings(settings, Settings, RunOptions), **flags)
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
@@ -234,8 +234,8 @@ def _work(
             if decision.detected.launcher != SAMESTEP.name:  # it has logged them itself
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
-                found = score(world, resolved)
-                world.print(json_line(found.as_dict()) if output.as_json else found.summary())
+                evaluation = score(world, resolved)
+                world.print(json_line(evaluation.as_dict()) if output.as_json else evaluation.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
@@ -310,9 +310,9 @@ def _line(error: BaseException) -> str:
 def _arguments(request: "Request", recording: launch.Clock, output: results.Output) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
-        one.name: getattr(request, one.name)
-        for one in fields(request)
-        if one.name not in ("recipe", "changes", "weights")
+        field.name: getattr(request, field.name)
+        for field in fields(request)
+        if field.name not in ("recipe", "changes", "weights")
     }
     words = as_arguments({**flags, **request.changes, "figures": output.figures})
     if request.weights is not None:

@@ -71,7 +71,7 @@ def launcher(context: Context) -> Result:
     detected, machine, choice, threads = context.detected, context.machine, context.choice, context.threads
     cpu = machine.cpu
     evidence = [f"{name}={value}" for name, value in detected.evidence]
-    found: list[Row] = [
+    shown: list[Row] = [
         ("place", detected.place.describe()),
         ("launcher", detected.launcher),
         *rows("because", evidence or ["no launcher's variables are set"]),
@@ -80,9 +80,9 @@ def launcher(context: Context) -> Result:
         *rows("rendezvous", ["{}:{}".format(*context.master)] if context.master else []),
     ]
     if context.devices is not None and choice is not None:
-        found.append(("device", f"{choice.device} ({choice.reason})"))
-        found.append(("back end", _backend(context.backend, choice.kind)))
-    found += [
+        shown.append(("device", f"{choice.device} ({choice.reason})"))
+        shown.append(("back end", _backend(context.backend, choice.kind)))
+    shown += [
         ("threads", f"{threads.count} ({threads.reason})"),
         ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
         ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
@@ -104,35 +104,33 @@ def launcher(context: Context) -> Result:
         "memory_bytes": machine.memory_bytes,
         "host": machine.hostname,
     }
-    return Result(rows=found, findings=context.findings, facts=facts)
+    return Result(rows=shown, findings=context.findings, facts=facts)
 
 
 def versions(context: Context) -> Result:
     """Return the versions that ranks should share."""
     machine = context.machine
-    found = {
+    packages = {
         "samestep": machine.samestep,
         "python": machine.python,
         "torch": machine.torch,
         "numpy": package_version("numpy"),
         **(toolkit_versions(context.devices.kind) if context.devices is not None else {}),
     }
-    text = ", ".join(f"{name} {version}" for name, version in found.items())
-    return Result(rows=[("versions", text)], facts={"versions": found})
+    text = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return Result(rows=[("versions", text)], facts={"versions": packages})
 
 
 def networks(context: Context) -> Result:
     """Check the network interfaces, InfiniBand, the settings that name them, and the rendezvous' port."""
-    found = network.read(context)
-    about_settings = network.variables(context.environment, found)
-    return joined(
-        (network.interfaces(found), network.infiniband(found), about_settings, network.port(context))
-    )
+    here = network.read(context)
+    about_settings = network.variables(context.environment, here)
+    return joined((network.interfaces(here), network.infiniband(here), about_settings, network.port(context)))
 
 
 def hooks(_: Context) -> Result:
     """Check that the installed libraries have every attribute that samestep replaces."""
-    wrong = [problem(f"{one}.") for one in problems(ALL)]
+    wrong = [problem(f"{text}.") for text in problems(ALL)]
     return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
 
 
@@ -188,8 +186,8 @@ def _backend(backend: str | None, kind: str) -> str:
     """Return the row of the table of back ends that applies, and why."""
     if backend is None:
         return "none needed"
-    others = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
-    return f"{backend} (which carries tensors of device {kind}; {others})"
+    rest = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
+    return f"{backend} (which carries tensors of device {kind}; {rest})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,25 +225,29 @@ def run_checks(environment: Environment, options: Options, checks: Sequence[Chec
     """
     devices, failures = _devices() if options.devices else (None, Result())
     context = _context(environment, options, devices)
-    own = _own_result(context, [failures, *(run_check(one, context) for one in checks if not one.joint)])
-    if own.size == 1:
-        return Outcome(report=Report.of_one(own))
+    result = _own_result(
+        context, [failures, *(run_check(check, context) for check in checks if not check.joint)]
+    )
+    if result.size == 1:
+        return Outcome(report=Report.of_one(result))
 
     def joint() -> Result:
-        chosen = [one for one in checks if one.joint and (options.devices or not one.needs_devices)]
+        chosen = [check for check in checks if check.joint and (options.devices or not check.needs_devices)]
         with_store = replace(context, store=store)
-        return joined(run_check(one, with_store) for one in chosen)
+        return joined(run_check(check, with_store) for check in chosen)
 
     try:
         store = _connect(context, options)
-        report = gather(store, own, joint=joint, wait_s=options.wait_s)
+        report = gather(store, result, joint=joint, wait_s=options.wait_s)
     except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
         text = f"The other ranks could not be reached: {error}"
-        known = any(finding.text in text for finding in own.findings)
+        known = any(finding.text in text for finding in result.findings)
         return Outcome(
-            report=Report.of_one(own, *([] if known else [problem(text)])), rank=own.rank, unreached=True
+            report=Report.of_one(result, *([] if known else [problem(text)])),
+            rank=result.rank,
+            unreached=True,
         )
-    return Outcome(report=report, store=store, rank=own.rank)
+    return Outcome(report=report, store=store, rank=result.rank)
 
 
 def _devices() -> tuple[DeviceFacts | None, Result]:

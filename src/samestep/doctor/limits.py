@@ -68,9 +68,9 @@ def parse_limits(text: str) -> Mapping[str, tuple[int | None, int | None]]:
     >>> parse_limits("Max open files            1024                 unlimited            files")
     {'Max open files': (1024, None)}
     """
-    found = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)
+    entries = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)
     table = {}
-    for name, *both in found:
+    for name, *both in entries:
         soft, hard = (int(word) if word.isdecimal() else None for word in both)
         table[name] = soft, hard
     return table

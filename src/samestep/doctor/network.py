@@ -71,16 +71,16 @@ class Network:
 def read(context: Context) -> Network:
     """Return the network of this host."""
     root, place = context.root, context.place
-    found = machine_interfaces.interfaces(machine_interfaces.addresses_here(), root=root)
+    here = machine_interfaces.interfaces(machine_interfaces.addresses_here(), root=root)
     used, reason = machine_interfaces.carrier(
-        found,
+        here,
         named=context.environment.get(IFNAME, ""),
         source=_source_towards_master(context),
         own=own_address() if place.nodes > 1 else None,
         default=machine_interfaces.default_interface(root=root),
     )
     return Network(
-        interfaces=found,
+        interfaces=here,
         used=used,
         reason=reason,
         ports=read_ports(root),
@@ -101,7 +101,7 @@ def read_ports(root: Path = Path("/")) -> list[Port]:
             state=text_of(port / "state").partition(":")[2].strip(),
             rate=text_of(port / "rate"),
             layer=text_of(port / "link_layer") or "InfiniBand",
-            interfaces=tuple(one.name for one in folders_in(adapter / "device/net")),
+            interfaces=tuple(interface.name for interface in folders_in(adapter / "device/net")),
         )
         for adapter in folders_in(root / "sys/class/infiniband")
         for port in folders_in(adapter / "ports")
@@ -116,12 +116,19 @@ def has_device_files(root: Path = Path("/")) -> bool:
 def interfaces(network: Network) -> Result:
     """Check the interface that carries the messages between nodes."""
     used = network.used
-    others = [one.describe() for one in network.interfaces if one != used and not one.loopback]
+    rest = [
+        interface.describe()
+        for interface in network.interfaces
+        if interface != used and not interface.loopback
+    ]
     text = "none with an address" if used is None else f"{used.describe()} ({network.reason})"
     return Result(
-        rows=[("interface", text), *rows("others", others)],
+        rows=[("interface", text), *rows("others", rest)],
         findings=[] if network.nodes == 1 else list(_between_nodes(network.interfaces, used)),
-        facts={"interfaces": [asdict(one) for one in network.interfaces], "interface": used and used.name},
+        facts={
+            "interfaces": [asdict(interface) for interface in network.interfaces],
+            "interface": used and used.name,
+        },
     )
 
 
@@ -140,10 +147,10 @@ def port(context: Context) -> Result:
     if context.master is None or not context.place.is_main:
         return Result()
     number = context.master[1]
-    found = listener_at(number, own=own_processes(is_rank=context.place.size > 1))
-    if found is None:
+    process = listener_at(number, ignored=own_processes(is_rank=context.place.size > 1))
+    if process is None:
         return Result()
-    text = f"Port {number} of the rendezvous is in use by process {found}. End it, or set MASTER_PORT."
+    text = f"Port {number} of the rendezvous is in use by process {process}. End it, or set MASTER_PORT."
     return Result(findings=[problem(text)])
 
 
@@ -152,24 +159,29 @@ def own_processes(*, is_rank: bool) -> set[int]:
     import psutil
 
     this = psutil.Process()
-    own = {this.pid}
+    processes = {this.pid}
     with suppress(psutil.Error):
-        own |= {one.pid for one in (*this.children(recursive=True), *this.parents())}
+        processes |= {process.pid for process in (*this.children(recursive=True), *this.parents())}
         parent = this.parent()
         # Process 1 adopts any process; only if it started this rank, its children are the other ranks.
         if parent is not None and (parent.pid != 1 or is_rank):
-            own |= {one.pid for one in parent.children(recursive=True)}
-    return own
+            processes |= {process.pid for process in parent.children(recursive=True)}
+    return processes
 
 
-def listener_at(number: int, *, own: Collection[int]) -> int | None:
-    """Return the ID of this user's process that listens at a port; None if there is none but `own`."""
+def listener_at(number: int, *, ignored: Collection[int]) -> int | None:
+    """Return the ID of this user's process that listens at a port; None if there is none but `ignored`."""
     import psutil
 
     with suppress(psutil.Error, OSError):
-        for one in psutil.net_connections(kind="tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == number and one.pid:
-                return None if one.pid in own else int(one.pid)
+        for connection in psutil.net_connections(kind="tcp"):
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == number
+                and connection.pid
+            ):
+                return None if connection.pid in ignored else int(connection.pid)
     return None
 
 
@@ -192,7 +204,11 @@ def _between_nodes(among: Sequence[Interface], used: Interface | None) -> Iterat
     elif not used.up:
         yield problem(f"{used.name}, which carries the messages to the other nodes, is down. See `ip addr`.")
     elif used.mbits:
-        speeds = {one.name: one.mbits or 0 for one in among if one.up and one.addresses}
+        speeds = {
+            interface.name: interface.mbits or 0
+            for interface in among
+            if interface.up and interface.addresses
+        }
         faster = [name for name, mbits in speeds.items() if mbits >= _MUCH_FASTER * used.mbits]
         for name in faster[:1]:
             yield problem(
@@ -207,8 +223,10 @@ def _about_ports(network: Network) -> Iterator[Finding]:
     if not active:
         return
     port = active[0]
-    with_address = {one.name for one in network.interfaces if one.up and one.addresses}
-    if network.nodes > 1 and not any(with_address & set(one.interfaces) for one in active):
+    with_address = {
+        interface.name for interface in network.interfaces if interface.up and interface.addresses
+    }
+    if network.nodes > 1 and not any(with_address & set(active_port.interfaces) for active_port in active):
         interface = port.interfaces[0] if port.interfaces else ""
         lacks = f"{interface} has no IP address" if interface else "it has no network interface"
         state = f"{port.layer} port {port.name} is active ({port.rate}), but {lacks}"
@@ -227,7 +245,11 @@ def _about_ports(network: Network) -> Iterator[Finding]:
             f"{port.layer} port {port.name} is active, but /dev/infiniband has no device files here: NCCL "
             "falls back to TCP. Start the container with --device=/dev/infiniband and --ulimit memlock=-1."
         )
-    down = [one.name for one in network.ports if not one.is_active and one.layer == "InfiniBand"]
+    down = [
+        inactive.name
+        for inactive in network.ports
+        if not inactive.is_active and inactive.layer == "InfiniBand"
+    ]
     if down:
         yield note(
             f"InfiniBand port(s) {', '.join(down)} are not active, others are. Check cables; see `ibstat`."
@@ -251,18 +273,18 @@ def variables(env: Environment, network: Network) -> Result:
 def _gloo_interface(env: Environment, network: Network) -> Iterator[Finding]:
     """Check ``GLOO_SOCKET_IFNAME``, a list of full names."""
     text = env.get("GLOO_SOCKET_IFNAME", "")
-    by_name = {one.name: one for one in network.interfaces}
+    by_name = {interface.name: interface for interface in network.interfaces}
     for name in [name.strip() for name in text.split(",") if name.strip()] if by_name else ():
-        one = by_name.get(name)
-        if one is None:
+        interface = by_name.get(name)
+        if interface is None:
             yield problem(
                 f"GLOO_SOCKET_IFNAME={text} names {name}, but this host has {_names(network.interfaces)}: "
                 "Gloo fails to start. Set it to one of them, or unset it."
             )
-        elif not one.up or not one.addresses:
-            lacks = "is down" if not one.up else "has no IP address"
+        elif not interface.up or not interface.addresses:
+            lacks = "is down" if not interface.up else "has no IP address"
             yield problem(f"GLOO_SOCKET_IFNAME={name}, but {name} {lacks}. Set it to another interface.")
-        elif one.loopback and network.nodes > 1:
+        elif interface.loopback and network.nodes > 1:
             yield _loopback(f"GLOO_SOCKET_IFNAME={name}", network)
 
 
@@ -271,18 +293,18 @@ def _nccl_interface(env: Environment, network: Network) -> Iterator[Finding]:
     text = env.get("NCCL_SOCKET_IFNAME", "")
     if not text or network.backend not in (None, "nccl") or not network.interfaces:
         return
-    chosen = [one for one in network.interfaces if _matches(text, one.name)]
+    chosen = [interface for interface in network.interfaces if _matches(text, interface.name)]
     if not chosen:
         yield problem(
             f"NCCL_SOCKET_IFNAME={text} fits none of this host's interfaces "
             f"({_names(network.interfaces)}): NCCL fails to start. Set it to one of them, or unset it."
         )
-    elif not any(one.up and one.addresses for one in chosen):
+    elif not any(interface.up and interface.addresses for interface in chosen):
         yield problem(
             f"NCCL_SOCKET_IFNAME={text} leaves {_names(chosen)}, none of which is up with an IP "
             "address. Set it to another interface."
         )
-    elif all(one.loopback for one in chosen) and network.nodes > 1:
+    elif all(interface.loopback for interface in chosen) and network.nodes > 1:
         yield _loopback(f"NCCL_SOCKET_IFNAME={text}", network)
 
 
@@ -387,4 +409,4 @@ def _loopback(setting: str, network: Network) -> Finding:
 
 
 def _names(every: Sequence[Interface]) -> str:
-    return ", ".join(one.name for one in every)
+    return ", ".join(interface.name for interface in every)

@@ -67,7 +67,7 @@ class Report:
 
 def lines(report: Report) -> Iterator[str]:
     """Yield the report as lines of text."""
-    first, hosts = report.ranks[0], {one.rank: one.host for one in report.ranks}
+    first, hosts = report.ranks[0], {rank.rank: rank.host for rank in report.ranks}
     yield first.summary
     yield ""
     shown = first.rows
@@ -75,8 +75,8 @@ def lines(report: Report) -> Iterator[str]:
         text = partial(ranges, separator=", ")
         places = "; ".join(f"{text(ranks)} on {host}" for host, ranks in grouped(hosts).items())
         # The place differs for each rank, so that it has a row of its own.
-        others = {one.rank: [row for row in one.rows if row[0] != "place"] for one in report.ranks}
-        shown = [("ranks", places), *folded(others)]
+        rows_of = {rank.rank: [row for row in rank.rows if row[0] != "place"] for rank in report.ranks}
+        shown = [("ranks", places), *folded(rows_of)]
     yield from row_lines([*shown, *report.rows])
     if report.findings:
         yield ""
@@ -87,21 +87,21 @@ def record(report: Report) -> dict[str, Any]:
     """Return the report as JSON data."""
     return {
         "summary": report.ranks[0].summary,
-        "ranks": [{"rank": one.rank, "host": one.host, **one.facts} for one in report.ranks],
+        "ranks": [{"rank": rank.rank, "host": rank.host, **rank.facts} for rank in report.ranks],
         "findings": [{"ranks": ranks, **asdict(finding)} for ranks, finding in merged(report.findings)],
         "hurts": bool(report.exit_code),
     }
 
 
-def row_lines(found: Sequence[Row]) -> Iterator[str]:
+def row_lines(shown: Sequence[Row]) -> Iterator[str]:
     """Yield rows as lines."""
-    for name, value in found:
+    for name, value in shown:
         yield f"  {name:<12}{value}".rstrip()
 
 
 def finding_lines(findings: Sequence[Owned], hosts: Mapping[int, str]) -> Iterator[str]:
     """Yield the findings, problems first; equal findings of several ranks are one line."""
-    for ranks, finding in sorted(merged(findings), key=lambda one: not one[1].hurts):
+    for ranks, finding in sorted(merged(findings), key=lambda item: not item[1].hurts):
         where = {hosts[rank] for rank in ranks if rank in hosts}
         on = f" on {where.pop()}" if len(where) == 1 < len(set(hosts.values())) else ""
         about = f" ({format_ranks(ranks)}{on})" if ranks and len(hosts) > 1 else ""
@@ -116,14 +116,14 @@ def merged(findings: Sequence[Owned]) -> list[tuple[list[int], Finding]]:
     return [(sorted(about), finding) for finding, about in ranks.items()]
 
 
-def folded(found: Mapping[int, Sequence[Row]]) -> list[Row]:
+def folded(rows_of: Mapping[int, Sequence[Row]]) -> list[Row]:
     """Return the rows of several ranks as one list."""
     blocks: dict[str, dict[int, tuple[str, ...]]] = {}  # values by name and rank
-    for rank, own in found.items():
+    for rank, rank_rows in rows_of.items():
         name = ""
-        for own_name, value in own:
+        for own_name, value in rank_rows:
             name = own_name or name
-            block = blocks.setdefault(name, dict.fromkeys(found, ()))
+            block = blocks.setdefault(name, dict.fromkeys(rows_of, ()))
             block[rank] = (*block[rank], value)
     return [row for name, block in blocks.items() for row in rows(name, _folded(block))]
 
@@ -155,7 +155,7 @@ def _folded_variables(values: Mapping[int, Sequence[str]]) -> list[str]:
 
 
 def gather(
-    store: ResultStore, own: RankResult, *, joint: Callable[[], Result] = Result, wait_s: float
+    store: ResultStore, rank_result: RankResult, *, joint: Callable[[], Result] = Result, wait_s: float
 ) -> Report | None:
     """Send this rank's result to rank 0, and run the joint checks; all ranks call this.
 
@@ -166,12 +166,12 @@ def gather(
         ConnectionError: rank 0 left.
         TimeoutError: rank 0 did not post which ranks joined the checks.
     """
-    present = _present(store, own, time.monotonic() + wait_s)
+    present = _present(store, rank_result, time.monotonic() + wait_s)
     # The joint checks need all ranks, and would only wait for a missing one.
-    result = joint() if len(present) == own.size else None
+    result = joint() if len(present) == rank_result.size else None
     if result is not None:
-        store.post(f"found/{own.rank}", [asdict(one) for one in result.findings])
-    return _report(store, present, result) if own.rank == 0 else None
+        store.post(f"found/{rank_result.rank}", [asdict(finding) for finding in result.findings])
+    return _report(store, present, result) if rank_result.rank == 0 else None
 
 
 def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> int:
@@ -182,22 +182,24 @@ def agree_on_exit_code(store: ResultStore, rank: int, report: Report | None) -> 
         store.post(f"received/{rank}", "yes")
         return int(decided) if decided is not None else 1
     store.post("code", report.exit_code)
-    for other in report.ranks[1:]:
-        store.read(f"received/{other.rank}", deadline=deadline)
+    for rank_result in report.ranks[1:]:
+        store.read(f"received/{rank_result.rank}", deadline=deadline)
     return report.exit_code
 
 
-def _present(store: ResultStore, own: RankResult, deadline: float) -> list[int]:
+def _present(store: ResultStore, rank_result: RankResult, deadline: float) -> list[int]:
     """Return the ranks that joined the checks."""
-    store.post(f"rank/{own.rank}", asdict(own))
-    if own.rank == 0:
-        posted = store.read_all("rank", range(own.size), deadline=deadline)
-        store.post("present", [[rank for rank, result in posted.items() if result is not None], own.size])
-    found = store.read("present", deadline=deadline + _GRACE_S)
-    if found is None:
+    store.post(f"rank/{rank_result.rank}", asdict(rank_result))
+    if rank_result.rank == 0:
+        posted = store.read_all("rank", range(rank_result.size), deadline=deadline)
+        store.post(
+            "present", [[rank for rank, result in posted.items() if result is not None], rank_result.size]
+        )
+    posted_present = store.read("present", deadline=deadline + _GRACE_S)
+    if posted_present is None:
         raise TimeoutError("rank 0 did not post which ranks joined the checks")
-    present, size = found
-    if size != own.size or own.rank not in present:
+    present, size = posted_present
+    if size != rank_result.size or rank_result.rank not in present:
         raise TimeoutError("rank 0 stopped waiting for this rank, or has another number of ranks")
     return list(present)
 
@@ -205,24 +207,24 @@ def _present(store: ResultStore, own: RankResult, deadline: float) -> list[int]:
 def _report(store: ResultStore, present: Sequence[int], result: Result | None) -> Report:
     """Return the report of all ranks from what they posted."""
     records = store.read_all("rank", present, deadline=0.0)
-    ranks = [RankResult.from_record(one) for one in records.values()]
-    found: dict[int, Any] = {}
+    ranks = [RankResult.from_record(record) for record in records.values()]
+    posted: dict[int, Any] = {}
     if result is not None:
-        found = store.read_all("found", present, deadline=time.monotonic() + _GRACE_S)
-    silent = [rank for rank, findings in found.items() if findings is None]
+        posted = store.read_all("found", present, deadline=time.monotonic() + _GRACE_S)
+    silent = [rank for rank, findings in posted.items() if findings is None]
     return Report(
         ranks=ranks,
         rows=() if result is None else result.rows,
         findings=[
-            *(((one.rank,), finding) for one in ranks for finding in one.findings),
-            *(((rank,), Finding(**one)) for rank, findings in found.items() for one in findings or ()),
+            *(((record.rank,), finding) for record in ranks for finding in record.findings),
+            *(((rank,), Finding(**fields)) for rank, findings in posted.items() for fields in findings or ()),
             *_about_all(ranks, silent),
         ],
     )
 
 
 def _about_all(results: Sequence[RankResult], silent: Sequence[int]) -> Iterator[Owned]:
-    size, present = results[0].size, {one.rank for one in results}
+    size, present = results[0].size, {result.rank for result in results}
     for rank in silent:
         yield (rank,), problem("This rank joined the checks, and then stopped or hung. See its output.")
     for finding in conflicts(results):
@@ -238,34 +240,34 @@ def _about_all(results: Sequence[RankResult], silent: Sequence[int]) -> Iterator
 def conflicts(every: Sequence[RankResult]) -> Iterator[Finding]:
     """Yield a finding for each difference between the ranks that joined the checks."""
     for name in (*_MUST, *_SHOULD):
-        if text := _differing({one.rank: one.facts.get("versions", {}).get(name) for one in every}):
+        if text := _differing({result.rank: result.facts.get("versions", {}).get(name) for result in every}):
             yield Finding(
                 text=f"The ranks differ in their version of {name}: {text}. Start all of them from one "
                 "environment.",
                 hurts=name in _MUST,
             )
-    for name, what in (("kind", "kind of device"), ("backend", "back end")):
-        if text := _differing({one.rank: one.facts.get(name) for one in every}):
-            yield problem(f"The ranks differ in their {what}: {text}. Compare their cards and variables.")
-    if text := _differing({one.rank: one.facts.get("threads", {}).get("count") for one in every}):
+    for name, subject in (("kind", "kind of device"), ("backend", "back end")):
+        if text := _differing({result.rank: result.facts.get(name) for result in every}):
+            yield problem(f"The ranks differ in their {subject}: {text}. Compare their cards and variables.")
+    if text := _differing({result.rank: result.facts.get("threads", {}).get("count") for result in every}):
         yield problem(
             f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, and "
             "the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many processors."
         )
-    backend, uuids = every[0].facts.get("backend"), [str(one.facts.get("uuid") or "") for one in every]
+    backend, uuids = every[0].facts.get("backend"), [str(result.facts.get("uuid") or "") for result in every]
     if backend and len(every) == every[0].size and (reason := shared_device(backend, uuids)):
         yield problem(f"{reason[0].upper()}{reason[1:]}")
     yield from _about_sizes(every)
-    for host in sorted({one.host for one in every}):
-        yield from _about_cpus([one for one in every if one.host == host], host)
+    for host in sorted({result.host for result in every}):
+        yield from _about_cpus([result for result in every if result.host == host], host)
 
 
 def _about_sizes(every: Sequence[RankResult]) -> Iterator[Finding]:
     """Compare the launcher's layout with the hosts' names."""
-    if text := _differing({one.rank: one.size for one in every}):
+    if text := _differing({result.rank: result.size for result in every}):
         yield problem(f"The ranks differ in the number of ranks: {text}. Start all of them in one job.")
-    hosts = {one.host for one in every}
-    node_counts = {one.facts.get("place", {}).get("nodes") for one in every}
+    hosts = {result.host for result in every}
+    node_counts = {result.facts.get("place", {}).get("nodes") for result in every}
     if len(every) == every[0].size and node_counts == {1} and len(hosts) > 1:
         yield note(
             f"The launcher reports one node for all ranks, but they are on {len(hosts)} hosts "
@@ -276,27 +278,28 @@ def _about_sizes(every: Sequence[RankResult]) -> Iterator[Finding]:
 
 def _about_cpus(here: Sequence[RankResult], host: str) -> Iterator[Finding]:
     """Yield a finding if ranks of a host compute with more threads than they have processors."""
-    if any(one.facts.get("kind", "cpu") != "cpu" for one in here):
+    if any(result.facts.get("kind", "cpu") != "cpu" for result in here):
         return
     groups: list[tuple[set[int], list[RankResult]]] = []  # ranks whose masks overlap, with their CPUs
-    for one in here:
-        mask, members = set(one.facts.get("cpus", ())), [one]
-        for other in [group for group in groups if group[0] & mask]:
-            mask |= other[0]
-            members = other[1] + members
-            groups.remove(other)
+    for result in here:
+        mask, members = set(result.facts.get("cpus", ())), [result]
+        for overlapping in [group for group in groups if group[0] & mask]:
+            mask |= overlapping[0]
+            members = overlapping[1] + members
+            groups.remove(overlapping)
         groups.append((mask, members))
     for mask, members in groups:
-        threads = sum(int(one.facts.get("threads", {}).get("count", 1)) for one in members)
+        threads = sum(int(result.facts.get("threads", {}).get("count", 1)) for result in members)
         count = len(mask)
-        if all(set(one.facts.get("cpus", ())) == mask for one in members):
+        if all(set(result.facts.get("cpus", ())) == mask for result in members):
             # A quota or a scheduler can allow fewer than one mask has.
-            usable = [one.facts.get("processors", {}).get("usable", count) for one in members]
+            usable = [result.facts.get("processors", {}).get("usable", count) for result in members]
             count = min(count, max(usable))
         if count and len(members) > 1 and threads > count:
+            ranks = format_ranks([result.rank for result in members])
             yield problem(
-                f"On {host}, {format_ranks([one.rank for one in members])} compute with {threads} threads on "
-                f"{count} CPU(s): they wait for each other. Request more from the scheduler (srun "
+                f"On {host}, {ranks} compute with {threads} threads "
+                f"on {count} CPU(s): they wait for each other. Request more from the scheduler (srun "
                 "--cpus-per-task), let the launcher bind each rank to its own CPUs, or set a lower "
                 "OMP_NUM_THREADS."
             )

@@ -55,7 +55,7 @@ class LineChart(Chart):
         y = replace(y, high=min(y.high, self.most))
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
         # No band lies above a line, so that equal lines keep their colors.
-        curves = [self._band(k, one, x, y) for k, one in enumerate(lines)]
+        curves = [self._band(k, line, x, y) for k, line in enumerate(lines)]
         for group in self._groups():
             for dash, k in enumerate(group[: 1 if _is_one(group) else None]):
                 curves.append(self._curve(k, lines[k], x, y, dash=k if len(group) == 1 else dash))
@@ -63,15 +63,18 @@ class LineChart(Chart):
         return [draw.y_axis(y, self.y), axis, *curves, *marks]
 
     def _words(self) -> str:
-        ends = (f"{name} from {label(one[0].y)} to {label(one[-1].y)}" for name, one in self._shown().items())
+        ends = (
+            f"{name} from {label(points[0].y)} to {label(points[-1].y)}"
+            for name, points in self._shown().items()
+        )
         return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
 
     def _legend(self) -> Legend:
         names = list(self._shown())
         named = {k: names[k] for k in range(len(names))}
-        for first, *others in filter(_is_one, self._groups()):
-            named[first] = _equal_names([names[k] for k in (first, *others)])
-            for k in others:
+        for first, *rest in filter(_is_one, self._groups()):
+            named[first] = _equal_names([names[k] for k in (first, *rest)])
+            for k in rest:
                 del named[k]
         return [(draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in named.items()]
 
@@ -82,10 +85,12 @@ class LineChart(Chart):
         """Return the numbers of the lines, those of lines that lie on each other together."""
         lines = list(self._shown().values())
         values = [point.y for line in lines for point in line]
-        apart = _EQUAL * (max(values) - min(values)) if values else 0.0
+        tolerance = _EQUAL * (max(values) - min(values)) if values else 0.0
         groups: list[list[int]] = []
         for k, line in enumerate(lines):
-            same = (one for one in groups if not self.stacked and _are_equal(lines[one[0]], line, apart))
+            same = (
+                group for group in groups if not self.stacked and _are_equal(lines[group[0]], line, tolerance)
+            )
             if (group := next(same, None)) is None:
                 groups.append([k])
             else:
@@ -115,10 +120,10 @@ class LineChart(Chart):
         return draw.line(draw.dashed(number, dash), [(x(point.x), y(point.y)) for point in points])
 
 
-def _are_equal(one: Sequence[DataPoint], other: Sequence[DataPoint], apart: float) -> bool:
-    """Return whether two lines have points at the same x that are at most `apart`."""
-    return len(one) == len(other) and all(
-        a.x == b.x and abs(a.y - b.y) <= apart for a, b in zip(one, other, strict=True)
+def _are_equal(first: Sequence[DataPoint], second: Sequence[DataPoint], tolerance: float) -> bool:
+    """Return whether two lines have points at the same x that are at most `tolerance`."""
+    return len(first) == len(second) and all(
+        a.x == b.x and abs(a.y - b.y) <= tolerance for a, b in zip(first, second, strict=True)
     )
 
 
@@ -144,14 +149,14 @@ def _stacked(lines: Lines) -> list[list[DataPoint]]:
     """Return lines whose intervals begin where those of the line before end."""
     tops: dict[float, float] = {}
     stacked = []
-    for given in lines.values():
-        around = (-0.5, 0.5) if len(given) == 1 else (0.0,)  # an area needs a width
-        points = [replace(point, x=point.x + by) for point in given for by in around]
+    for line in lines.values():
+        around = (-0.5, 0.5) if len(line) == 1 else (0.0,)  # an area needs a width
+        points = [replace(point, x=point.x + by) for point in line for by in around]
         ends = [(low := tops.get(point.x, 0.0), low + point.y) for point in points]
         stacked.append(
-            [replace(one, low=low, high=high) for one, (low, high) in zip(points, ends, strict=True)]
+            [replace(point, low=low, high=high) for point, (low, high) in zip(points, ends, strict=True)]
         )
-        tops = {one.x: one.high for one in stacked[-1]}
+        tops = {point.x: point.high for point in stacked[-1]}
     return stacked
 
 
@@ -178,8 +183,8 @@ class PointChart(Chart):
         right = WIDTH - RIGHT - 6 * len(self.ideal_name) - 6
         x = Scale.over(xs, LEFT + 24, right, base=2 if is_log else 0)
         y = self._y(xs, base=self.base if is_log else 0)
-        axis = draw.x_axis(((x(one), label(one)) for one in xs), "workers")
-        ideal = [(x(one), y(self.ideal(one))) for one in xs]
+        axis = draw.x_axis(((x(at), label(at)) for at in xs), "workers")
+        ideal = [(x(at), y(self.ideal(at))) for at in xs]
         named = draw.text("marked", ideal[-1][0] + 6, ideal[-1][1] + 4, self.ideal_name)
         lines = (
             shape
@@ -350,7 +355,7 @@ class TimeLine(Chart):
 
     def _words(self) -> str:
         rows = (
-            f"{name}: " + ", ".join(f"{self.kinds[one.kind][1]} {_length(one)}" for one in spans)
+            f"{name}: " + ", ".join(f"{self.kinds[span.kind][1]} {_length(span)}" for span in spans)
             for name, spans in self.rows.items()
         )
         return f"{self.title}; {'; '.join(rows)}"

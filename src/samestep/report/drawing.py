@@ -224,16 +224,16 @@ class Chart:
         return entries if len(entries) > 1 else ()
 
 
-def _with_attributes(found: re.Match[str]) -> str:
+def _with_attributes(match: re.Match[str]) -> str:
     """Return the begin of an element, with attributes instead of its classes."""
-    tag, classes = found.groups()
+    tag, classes = match.groups()
     matched = {":root", tag, *classes.split()}
     style: dict[str, str] = {}
     for name, declarations in _rules():
         if name in matched:
             style |= declarations
-    given = (f'{name}="{_resolved(value, style)}"' for name, value in style.items() if name[0] != "-")
-    return " ".join([tag, *given])
+    attributes = (f'{name}="{_resolved(value, style)}"' for name, value in style.items() if name[0] != "-")
+    return " ".join([tag, *attributes])
 
 
 def _resolved(value: str, style: Mapping[str, str]) -> str:
@@ -248,7 +248,7 @@ def _rules() -> list[tuple[str, dict[str, str]]]:
     sheet = (files("samestep.report") / STYLE).read_text(encoding="utf-8")
     rules = []
     for name, block in re.findall(r"^(?:svg |\.)?(:root|\w+) \{(.*?)\}", sheet, re.MULTILINE | re.DOTALL):
-        pairs = (one.split(":", 1) for one in block.split(";") if one.strip())
+        pairs = (declaration.split(":", 1) for declaration in block.split(";") if declaration.strip())
         rules.append((name, {key.strip(): value.strip() for key, value in pairs}))
     # A saved figure has no card behind it.
     return [*rules, (":root", {"--card": "var(--paper)"})]

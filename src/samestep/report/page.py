@@ -106,7 +106,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row(row: Row, kind: str, right: Collection[int]) -> str:
-    return f"<tr>{''.join(_cell(one, kind, is_right=k in right) for k, one in enumerate(row))}</tr>"
+    return f"<tr>{''.join(_cell(cell, kind, is_right=k in right) for k, cell in enumerate(row))}</tr>"
 
 
 def _cell(value: object, kind: str, *, is_right: bool) -> str:
@@ -195,7 +195,7 @@ def write_pdf(page: Path, pdf: Path) -> str:
 
 def browser() -> str | None:
     """Return the path of Chromium or Chrome; None if neither is installed."""
-    return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
 
 
 def write_figures(charts: Iterable[Chart], folder: Path) -> str:

@@ -93,8 +93,8 @@ def _slow_ranks(run: Run) -> Iterator[Hint]:
     began = run.sessions[-1]["step"] if run.sessions else 0
     rows = sorted((row for row in run.ranks if row["step"] > began), key=lambda row: row["rank"])
     busy = {
-        rank: _median(row.get("forward", 0.0) + row.get("backward", 0.0) for row in own)
-        for rank, own in groupby(rows, key=lambda row: row["rank"])
+        rank: _median(row.get("forward", 0.0) + row.get("backward", 0.0) for row in windows)
+        for rank, windows in groupby(rows, key=lambda row: row["rank"])
     }
     typical = median(busy.values()) if len(busy) > 1 else 0.0
     for rank, seconds in busy.items():
@@ -150,8 +150,11 @@ def _body(run: Run) -> Iterator[str]:
     yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
     if run.checkpoints:
         rows = [
-            (one.name, "cannot be read" if one.num_bytes is None else bytes_text(one.num_bytes))
-            for one in run.checkpoints
+            (
+                checkpoint.name,
+                "cannot be read" if checkpoint.num_bytes is None else bytes_text(checkpoint.num_bytes),
+            )
+            for checkpoint in run.checkpoints
         ]
         yield section("Checkpoints", table(rows, head=("name", "size")))
 
@@ -199,8 +202,8 @@ def _machine(session: Mapping[str, Any]) -> str:
 
 
 def _provenance(session: Mapping[str, Any]) -> dict[str, Any]:
-    found = session.get("provenance")
-    return found if isinstance(found, dict) else {}
+    provenance = session.get("provenance")
+    return provenance if isinstance(provenance, dict) else {}
 
 
 def _text(value: object) -> str:
@@ -264,10 +267,10 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
     named = dict(zip(labels(runs), runs, strict=True))
 
     def column(name: str) -> Lines:
-        return {own: thin(run.steps["step"], run.steps[name], most=MOST) for own, run in named.items()}
+        return {label: thin(run.steps["step"], run.steps[name], most=MOST) for label, run in named.items()}
 
     def evaluated(name: str, factor: float = 1.0) -> Lines:
-        return {own: _points(run.evaluations, "step", name, factor) for own, run in named.items()}
+        return {label: _points(run.evaluations, "step", name, factor) for label, run in named.items()}
 
     test_loss, losses = "Test loss", evaluated("loss")
     if not several:
@@ -302,7 +305,7 @@ def times(run: Run) -> list[LineChart]:
         chart(
             title="Phases of a step",
             y="ms per step",
-            lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
+            lines={name: points for name, points in phases.items() if any(point.y > 0 for point in points)},
             stacked=True,
             colors={phase_text(name): PARTS[name][0] for name in PHASES},
             note="On rank 0.",
@@ -329,7 +332,7 @@ def _column(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
     """Return times in ms, with 0 for missing ones, since stacked areas need equal steps."""
-    return [1e3 * one if math.isfinite(one) else 0.0 for one in seconds]
+    return [1e3 * second if math.isfinite(second) else 0.0 for second in seconds]
 
 
 def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, factor: float = 1.0) -> list[DataPoint]:
@@ -341,4 +344,4 @@ def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, factor: float = 1
 def _starts(run: Run) -> list[tuple[float, str]]:
     """Return the steps from which the run was resumed, with its numbers of workers."""
     resumed = [session for session in run.sessions[1:] if session["step"]]
-    return [(one["step"], f"{one['world_size']} workers") for one in resumed[-12:]]
+    return [(session["step"], f"{session['world_size']} workers") for session in resumed[-12:]]

@@ -124,16 +124,16 @@ def parse_command(words: list[str]) -> JobCommand:
         UsageError: ``-n`` has no number as its value, ``--nproc-per-node`` is given, or `run` has no program.
     """
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
-    own, theirs = _own(verb, rest)
-    if verb == "run" and not theirs:
+    flags, program = _own(verb, rest)
+    if verb == "run" and not program:
         raise UsageError(
             f"run {' '.join(rest)} names no existing script; give the path of one, -m MODULE, or "
             "--no-python COMMAND."
         )
-    workers, own = _without_count(own)
+    workers, flags = _without_count(flags)
     recipe = [word for word in rest[:1] if not word.startswith("-")]
-    name = slug(Path(theirs[0]).name.removesuffix(".py")) if theirs else slug("-".join([verb, *recipe]))
-    return JobCommand(verb=verb, arguments=(*own, *theirs), name=name, workers=workers)
+    name = slug(Path(program[0]).name.removesuffix(".py")) if program else slug("-".join([verb, *recipe]))
+    return JobCommand(verb=verb, arguments=(*flags, *program), name=name, workers=workers)
 
 
 def _own(verb: str, rest: list[str]) -> tuple[list[str], list[str]]:

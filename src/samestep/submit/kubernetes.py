@@ -324,11 +324,11 @@ class FollowedKubernetesJob:
 
     def status(self) -> JobStatus:
         """Return the present state of the job."""
-        found = self._get([self._job.resource])
+        resource = self._get([self._job.resource])
         pods = self._get(["pods", "--selector", self._job.pods]).get("items", [])
         self._read_log(pods)
         states = Counter(_state(pod) for pod in pods)
-        ended = _ended_well(found)
+        ended = _ended_well(resource)
         if ended is None:
             words = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             waits = not states["running"]
@@ -345,8 +345,8 @@ class FollowedKubernetesJob:
         """Return resources; none while the cluster does not answer, because the job continues."""
         answer = self._ask([*_kubectl(self._job), "get", *words, "--output", "json"])
         with suppress(ValueError):
-            if answer.code == 0 and isinstance(found := json.loads(answer.out), dict):
-                return found
+            if answer.code == 0 and isinstance(document := json.loads(answer.out), dict):
+                return document
         return {}
 
     def _read_log(self, pods: list[dict[str, Any]]) -> None:
@@ -384,7 +384,7 @@ def _state(pod: dict[str, Any]) -> str:
         reason = container.get("state", {}).get("waiting", {}).get("reason", "")
         if reason not in ("", "ContainerCreating", "PodInitializing"):
             return f"not started ({reason})"
-    if any(one.get("reason") == "Unschedulable" for one in status.get("conditions", [])):
+    if any(condition.get("reason") == "Unschedulable" for condition in status.get("conditions", [])):
         return "not started (no node has room for it)"
     phases = {"Running": "running", "Succeeded": "ended", "Failed": "failed"}
     return phases.get(status.get("phase", ""), "starting")
@@ -392,12 +392,14 @@ def _state(pod: dict[str, Any]) -> str:
 
 def _exit_codes(pod: dict[str, Any]) -> list[int]:
     containers = pod.get("status", {}).get("containerStatuses", [])
-    return [int(one.get("state", {}).get("terminated", {}).get("exitCode", 0)) for one in containers]
+    return [
+        int(container.get("state", {}).get("terminated", {}).get("exitCode", 0)) for container in containers
+    ]
 
 
-def _ended_well(found: dict[str, Any]) -> bool | None:
+def _ended_well(resource: dict[str, Any]) -> bool | None:
     """Return whether a job ended well; None while it has not ended."""
-    for condition in found.get("status", {}).get("conditions", []):
+    for condition in resource.get("status", {}).get("conditions", []):
         if condition.get("status") == "True" and condition.get("type") in _ENDS:
             return _ENDS[condition["type"]]
     return None

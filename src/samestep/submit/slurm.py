@@ -124,7 +124,7 @@ def _site(site: SlurmSite) -> list[str]:
     }
     lines = [directive(flag, value) for flag, value in asked.items() if value]
     # User-defined options, quoted for sbatch.
-    return lines + [directive(one.removeprefix("#SBATCH").strip()) for one in site.directives]
+    return lines + [directive(line.removeprefix("#SBATCH").strip()) for line in site.directives]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,13 +247,13 @@ def recorded_script(asked: SlurmRequest, sequence: Sequence[RecordedCommand], *,
     common = {
         name: value
         for name, value in sequence[0].variables.items()
-        if all(one.variables.get(name) == value for one in sequence)
+        if all(recorded.variables.get(name) == value for recorded in sequence)
     }
     return written(
         head(asked, by=by),
         [*software(asked.site), *(f"export {word}" for word in _assigned(common))],
         [*explained(flags), *function.splitlines()],
-        [_recorded(asked, one, exported=common) for one in sequence],
+        [_recorded(asked, recorded, exported=common) for recorded in sequence],
         ['exit "$failed"'],
     )
 
@@ -266,10 +266,12 @@ def recorded_exit_code(folder: Path) -> int | None:
         return None
 
 
-def _recorded(asked: SlurmRequest, one: RecordedCommand, *, exported: Mapping[str, str]) -> str:
-    own = {name: value for name, value in one.variables.items() if name not in exported}
-    env = ["env", *_assigned(own)] if own else []
-    return command(["recorded", *quoted([str(one.folder)]), *env], [*samestep(asked), *quoted(one.words)])
+def _recorded(asked: SlurmRequest, recorded: RecordedCommand, *, exported: Mapping[str, str]) -> str:
+    variables = {name: value for name, value in recorded.variables.items() if name not in exported}
+    env = ["env", *_assigned(variables)] if variables else []
+    return command(
+        ["recorded", *quoted([str(recorded.folder)]), *env], [*samestep(asked), *quoted(recorded.words)]
+    )
 
 
 def _assigned(variables: Mapping[str, str]) -> list[str]:

@@ -48,26 +48,26 @@ def measured(runs: Sequence[Run], *, one_process: bool = False) -> tuple[Point, 
     return tuple(_point(group) for group in _grouped(repeats))
 
 
-def same_batch(one: float, other: float) -> bool:
+def same_batch(a: float, b: float) -> bool:
     """Return whether two global batches are equal up to rounding."""
-    return abs(one - other) <= SAME_BATCH * max(one, other)
+    return abs(a - b) <= SAME_BATCH * max(a, b)
 
 
 def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
     groups: list[list[_Repeat]] = []
     for repeat in repeats:
-        alike = next((group for group in groups if _is_same(group[0], repeat)), None)
-        if alike is None:
+        group = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if group is None:
             groups.append([repeat])
         else:
-            alike.append(repeat)
+            group.append(repeat)
     return groups
 
 
-def _is_same(one: _Repeat, other: _Repeat) -> bool:
-    first, second = ((run.workers, run.cores_of, run.variant) for run in (one.run, other.run))
-    return first == second and same_batch(one.steps.global_batch, other.steps.global_batch)
+def _is_same(a: _Repeat, b: _Repeat) -> bool:
+    first, second = ((run.workers, run.cores_of, run.variant) for run in (a.run, b.run))
+    return first == second and same_batch(a.steps.global_batch, b.steps.global_batch)
 
 
 def _point(repeats: Sequence[_Repeat]) -> Point:
@@ -142,7 +142,7 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
     for (workers, is_weak), taken in sorted(seconds.items()):
         runs = workers / smallest if is_weak else 1.0
         mode: Mode = "weak" if is_weak else "strong"
-        rates = of_rates(tuple(runs / one for one in taken))
+        rates = of_rates(tuple(runs / run_s for run_s in taken))
         points.append(Point(workers=workers, mode=mode, speedup=float(workers), efficiency=1.0, **rates))
     return tuple(points)
 
@@ -177,17 +177,17 @@ def of_rates(rates: tuple[float, ...]) -> dict[str, Any]:
     return {"samples_per_second": median_low(rates), **ends, "runs": rates}
 
 
-def of_ratio(one: float, other: float, of_one: Interval | None, of_other: Interval | None) -> Interval | None:
+def of_ratio(a: float, b: float, of_a: Interval | None, of_b: Interval | None) -> Interval | None:
     """Return the interval of ``one / other`` from those of both; None if one of them is unknown.
 
     It uses the method of variance estimates recovery, on a scale of ratios. Unlike the quotients of the
     ends, it does not assume that both rates are at opposite ends at the same time.
     """
-    if of_one is None or of_other is None:
+    if of_a is None or of_b is None:
         return None
-    down = math.hypot(math.log(one / of_one[0]), math.log(of_other[1] / other))
-    up = math.hypot(math.log(of_one[1] / one), math.log(other / of_other[0]))
-    return one / other * math.exp(-down), one / other * math.exp(up)
+    down = math.hypot(math.log(a / of_a[0]), math.log(of_b[1] / b))
+    up = math.hypot(math.log(of_a[1] / a), math.log(b / of_b[0]))
+    return a / b * math.exp(-down), a / b * math.exp(up)
 
 
 def student_t(freedom: int) -> float:

@@ -157,16 +157,16 @@ def _read(path: Path) -> RankFile:
 
 def _check(row: object, *, is_header: bool) -> None:
     """Raise `FormatError` if a line lacks names, or has wrong values."""
-    kinds, found = _HEADER if is_header else _STEP, row if isinstance(row, dict) else {}
-    if "ended" in found and not is_header:
+    kinds, fields = _HEADER if is_header else _STEP, row if isinstance(row, dict) else {}
+    if "ended" in fields and not is_header:
         kinds = _END
     else:
-        missing = [name for name in list(kinds)[:_REQUIRED] if name not in found]
+        missing = [name for name in list(kinds)[:_REQUIRED] if name not in fields]
         if missing:
             raise FormatError(f"lacks {', '.join(missing)}")
     for name, kind in kinds.items():
-        if name in found:
-            reader(kind)(found[name], f"has {name}, which")
+        if name in fields:
+            reader(kind)(fields[name], f"has {name}, which")
 
 
 def is_oversubscribed(headers: Sequence[Mapping[str, Any]]) -> bool:
@@ -179,7 +179,9 @@ def is_oversubscribed(headers: Sequence[Mapping[str, Any]]) -> bool:
     for header in headers:
         nodes.setdefault((header.get("host"), header.get("node")), []).append(header)
     used = [[header["device_id"] for header in node if header.get("device_id")] for node in nodes.values()]
-    return any(len(set(one)) < len(one) for one in used) or any(map(_has_shared_cores, nodes.values()))
+    return any(len(set(identifiers)) < len(identifiers) for identifiers in used) or any(
+        map(_has_shared_cores, nodes.values())
+    )
 
 
 def _has_shared_cores(headers: Sequence[Mapping[str, Any]]) -> bool:
@@ -190,8 +192,8 @@ def _has_shared_cores(headers: Sequence[Mapping[str, Any]]) -> bool:
         if header.get("device", "cpu") == "cpu"
     ]
     for header, cpus in masks:
-        sharing = [other for other, others in masks if not cpus or not others or cpus & others]
-        threads = sum(int(other.get("threads") or 1) for other in sharing)
+        sharing = [header for header, mask in masks if not cpus or not mask or cpus & mask]
+        threads = sum(int(header.get("threads") or 1) for header in sharing)
         if len(sharing) > 1 and threads > int(header.get("processors") or threads):
             return True
     return False
@@ -199,8 +201,8 @@ def _has_shared_cores(headers: Sequence[Mapping[str, Any]]) -> bool:
 
 def machine(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return each name of `MACHINE` with all values that the workers of `runs` recorded, if there are any."""
-    found = {name: _values(runs, field) for name, field in MACHINE.items()}
-    return {name: recorded for name, recorded in found.items() if recorded}
+    recorded = {name: _values(runs, field) for name, field in MACHINE.items()}
+    return {name: values for name, values in recorded.items() if values}
 
 
 def launchers(runs: Sequence[Run]) -> list[str]:
@@ -210,14 +212,16 @@ def launchers(runs: Sequence[Run]) -> list[str]:
 
 def recipe(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the settings of a recipe that are the same in all of `runs`; empty if they are unknown."""
-    first, *others = [run.ranks[0].header.get("config") or {} for run in runs] or [{}]
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
+    first, *configs = [run.ranks[0].header.get("config") or {} for run in runs] or [{}]
+    return {
+        name: value for name, value in first.items() if all(config.get(name) == value for config in configs)
+    }
 
 
 def _values(runs: Sequence[Run], field: str) -> list[Any]:
     """Return the distinct non-empty values of a field of headers, the smallest first."""
-    found = {rank.header.get(field) for run in runs for rank in run.ranks}
-    return sorted(value for value in found if value not in (None, ""))
+    values = {rank.header.get(field) for run in runs for rank in run.ranks}
+    return sorted(value for value in values if value not in (None, ""))
 
 
 Step: TypeAlias = Sequence[Mapping[str, Any]]
@@ -375,7 +379,9 @@ class _BatchSums:
 def in_samples(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return `runs` with their counted samples, in one unit for all numbers of workers."""
     sums, loading = _measures(runs)
-    return tuple(_counted(one, _part(one, sums, loading=loading), loading=loading) for one in sums)
+    return tuple(
+        _counted(batches, _part(batches, sums, loading=loading), loading=loading) for batches in sums
+    )
 
 
 def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -391,16 +397,16 @@ def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def grown(runs: Sequence[Run]) -> list[Run]:
     """Return those of `runs` whose epoch has far more samples than that of the baseline."""
-    found = []
-    for alike in by_variant(runs).values():
-        smallest = min(run.workers for run in alike)
-        usual = max(epoch_of(run) for run in alike if run.workers == smallest)
-        for run in alike:
+    larger = []
+    for group in by_variant(runs).values():
+        smallest = min(run.workers for run in group)
+        usual = max(epoch_of(run) for run in group if run.workers == smallest)
+        for run in group:
             times = run.workers / smallest
             # The geometric mean of an epoch that is constant and one that grows with the workers.
             if times > 1 and usual and epoch_of(run) > usual * times**0.5:
-                found.append(run)
-    return found
+                larger.append(run)
+    return larger
 
 
 def epoch_of(run: Run) -> float:
@@ -410,16 +416,16 @@ def epoch_of(run: Run) -> float:
 
 def by_variant(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Return `runs` by variant."""
-    found: dict[str, list[Run]] = {}
+    variants: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.variant, []).append(run)
-    return found
+        variants.setdefault(run.variant, []).append(run)
+    return variants
 
 
 def _measures(runs: Sequence[Run]) -> tuple[list[_BatchSums], bool]:
     """Return the batches of each run, and whether loaders are their measure."""
     sums = list(map(_sums, runs))
-    return sums, all(one.loaded is not None for one in sums)
+    return sums, all(batches.loaded is not None for batches in sums)
 
 
 def _sums(run: Run) -> _BatchSums:
@@ -437,13 +443,13 @@ def _sums(run: Run) -> _BatchSums:
 
 def _part(of: _BatchSums, sums: Sequence[_BatchSums], *, loading: bool) -> float:
     """Return the part of the measured samples that each worker trained on; 1 for all of them."""
-    alike = [one for one in sums if one.run.variant == of.run.variant]
-    smallest = min(one.run.workers for one in alike)
+    group = [batches for batches in sums if batches.run.variant == of.run.variant]
+    smallest = min(batches.run.workers for batches in group)
     times = of.run.workers / smallest
-    found = of.rows_by(loading=loading)
-    usual = min(one.rows_by(loading=loading) for one in alike if one.run.workers == smallest)
+    rows = of.rows_by(loading=loading)
+    usual = min(batches.rows_by(loading=loading) for batches in group if batches.run.workers == smallest)
     # The geometric mean of a measure that is constant and one that shrinks with the workers.
-    is_part = of.run.kind == "native" and times > 1 and 0 < found < usual * times**-0.5
+    is_part = of.run.kind == "native" and times > 1 and 0 < rows < usual * times**-0.5
     return 1 / times if is_part else 1
 
 

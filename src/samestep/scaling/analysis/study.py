@@ -222,16 +222,16 @@ def read_study(path: Path) -> Study:
         UsageError: there is none, it is damaged, or it has another format; names the place.
     """
     file = path / NAME if path.is_dir() else path
-    found = read_json(file, most=_BYTES)
-    if not isinstance(found, dict) or not {"format", "points"} <= found.keys():
+    document = read_json(file, most=_BYTES)
+    if not isinstance(document, dict) or not {"format", "points"} <= document.keys():
         raise UsageError(f"{file} is not a study: it lacks format or points.")
-    if found["format"] != FORMAT:
+    if document["format"] != FORMAT:
         raise UsageError(
-            f"{file} is of format {found['format']}, and this version of samestep reads {FORMAT}: "
+            f"{file} is of format {document['format']}, and this version of samestep reads {FORMAT}: "
             "read it with the version that wrote it."
         )
     try:
-        study: Study = read_as(Study, found, "study")
+        study: Study = read_as(Study, document, "study")
         _check(study)
     except FormatError as error:
         raise UsageError(f"{file} is damaged: {error}.") from None

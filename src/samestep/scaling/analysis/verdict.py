@@ -141,11 +141,11 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
     The baseline itself has no interval.
     """
-    alike, known = same_threads([base, point])[1].between, point.between
-    if alike is None or known is None:
+    efficient, speedup = same_threads([base, point])[1].between, point.between
+    if efficient is None or speedup is None:
         return False
     needed, least = bar * point.workers, least_speedup(point, base)
-    return alike[1] < needed or known[1] < least or (alike[0] >= needed and known[0] > least)
+    return efficient[1] < needed or speedup[1] < least or (efficient[0] >= needed and speedup[0] > least)
 
 
 def pays(point: Point, fewer: Point) -> bool | None:

@@ -98,7 +98,7 @@ def _body(study: Study) -> Iterator[str]:
 def _unbroken(text: str) -> str:
     """Return HTML without line breaks before percent signs and in flags."""
     text = text.replace(" %", "\N{NO-BREAK SPACE}%")
-    return _SENTENCE.sub(lambda found: unbroken_flags(found[0]), text)
+    return _SENTENCE.sub(lambda sentence: unbroken_flags(sentence[0]), text)
 
 
 def _results(study: Study) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _has_no_conclusion(study: Study) -> bool:
 
 
 def _measured(study: Study) -> Iterator[str]:
-    found = kinds(study)
+    studied = kinds(study)
     head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))
     yield section(
@@ -127,22 +127,22 @@ def _measured(study: Study) -> Iterator[str]:
         f'<div class="grid2">{drawn}</div>',
         table(rows, head=head, right=numeric_columns(rows)),
     )
-    yield from _steps(study, found)
+    yield from _steps(study, studied)
 
 
-def _steps(study: Study, found: list[Kind]) -> Iterator[str]:
+def _steps(study: Study, studied: list[Kind]) -> Iterator[str]:
     head, rows = steps(study)
     if not rows:
         return
     lines = "".join(line.render() for line in time_lines(study))
     parts = [table(rows, head=head, right=numeric_columns(rows)), lines]
-    several = [kind for kind in found if len(kind.largest.ranks) > 1]
+    several = [kind for kind in studied if len(kind.largest.ranks) > 1]
     for kind in several[:4]:
         named = f" ({kind.title})" if kind.letter else ""
-        own_head, own = ranks(kind.largest)
-        whole = "All" if len(own) == kind.largest.workers else f"The slowest {len(own)} of"
+        own_head, rank_rows = ranks(kind.largest)
+        whole = "All" if len(rank_rows) == kind.largest.workers else f"The slowest {len(rank_rows)} of"
         parts.append(f"<h3>{whole} {kind.largest.workers} workers{escape(named)}</h3>")
-        parts.append(table(own, head=own_head, right=numeric_columns(own)))
+        parts.append(table(rank_rows, head=own_head, right=numeric_columns(rank_rows)))
     yield section("Phases of a step", *parts)
 
 
@@ -176,19 +176,19 @@ def charts(study: Study) -> list[Chart]:
 
 def summary_charts(study: Study) -> list[Chart]:
     """Return the charts of all points; those of speedup and efficiency need several numbers of workers."""
-    found = kinds(study)
-    if not found:
+    studied = kinds(study)
+    if not studied:
         return []
-    drawn: list[Chart] = [_throughput(found, study.unit)]
-    if any(kind.has_speedup for kind in found):
-        drawn = [_speedup(found), *drawn, _efficiency(study, found)]
-    return [*drawn, _phase_bars(found)] if any(point.step_s for point in study.points) else drawn
+    drawn: list[Chart] = [_throughput(studied, study.unit)]
+    if any(kind.has_speedup for kind in studied):
+        drawn = [_speedup(studied), *drawn, _efficiency(study, studied)]
+    return [*drawn, _phase_bars(studied)] if any(point.step_s for point in study.points) else drawn
 
 
 def time_lines(study: Study) -> Iterator[TimeLine]:
     """Yield a time line of one step for each kind, on its largest number of workers."""
-    found = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
-    for kind, point in found[:_MOST_TIME_LINES]:
+    drawn = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
+    for kind, point in drawn[:_MOST_TIME_LINES]:
         ranks = shown_ranks(point)
         left_out = len(point.timeline) - len(ranks)
         more = f" {left_out} faster ranks are left out." if left_out else ""
@@ -220,27 +220,27 @@ def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
             yield Drawn(_PLACES[span.phase], begin, end)
 
 
-def _speedup(found: list[Kind]) -> PointChart:
-    lines, note = _lines(found, lambda _: 1), _caveats(found)
-    y = f"times {like_each(found[0].points[0]) or 'the baseline'}"
+def _speedup(studied: list[Kind]) -> PointChart:
+    lines, note = _lines(studied, lambda _: 1), _caveats(studied)
+    y = f"times {like_each(studied[0].points[0]) or 'the baseline'}"
     return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times, note=note)
 
 
-def _efficiency(study: Study, found: list[Kind]) -> PointChart:
+def _efficiency(study: Study, studied: list[Kind]) -> PointChart:
     bar = study.verdict.bar if study.verdict else None
     return PointChart(
         title="Efficiency",
         y="speedup by workers",
-        lines=_lines(found, lambda point: point.workers),
+        lines=_lines(studied, lambda point: point.workers),
         ideal=lambda _: 1.0,
         limit=None if bar is None else (bar, f"required: {percent(bar)}"),
         tick=percent,
         text=percent,
-        note=_caveats(found),
+        note=_caveats(studied),
     )
 
 
-def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
+def _lines(studied: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
     """Return the speedups over one worker like each with their intervals, divided `by` something.
 
     One worker with the cores of several has a line of its own.
@@ -251,25 +251,27 @@ def _lines(found: list[Kind], by: Callable[[Point], int]) -> dict[str, list[Data
         y, low, high = ((point.speedup if end is None else end) / by(point) for end in ends)
         return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
 
-    def process(one: Point, base: Point) -> DataPoint:
-        low, high = rate_ratio(one, base) or (None, None)
-        speedup = one.efficiency * one.cores_of
-        as_workers = replace(one, workers=one.cores_of, speedup=speedup, speedup_low=low, speedup_high=high)
+    def process(point: Point, base: Point) -> DataPoint:
+        low, high = rate_ratio(point, base) or (None, None)
+        speedup = point.efficiency * point.cores_of
+        as_workers = replace(
+            point, workers=point.cores_of, speedup=speedup, speedup_low=low, speedup_high=high
+        )
         return measured(as_workers)
 
-    of_workers = {kind.title: list(map(measured, same_threads(kind.points))) for kind in found}
+    of_workers = {kind.title: list(map(measured, same_threads(kind.points))) for kind in studied}
     of_process = {
         f"{kind.letter}: {_ONE_PROCESS}".removeprefix(": "): [
             measured(kind.points[0]),
-            *(process(one, kind.points[0]) for one in kind.one_process),
+            *(process(point, kind.points[0]) for point in kind.one_process),
         ]
-        for kind in found
+        for kind in studied
         if kind.one_process
     }
     return of_workers | of_process
 
 
-def _throughput(found: list[Kind], unit: str) -> BarChart:
+def _throughput(studied: list[Kind], unit: str) -> BarChart:
     unit, scale = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
 
     def bar(kind: Kind, point: Point) -> Bar:
@@ -278,33 +280,33 @@ def _throughput(found: list[Kind], unit: str) -> BarChart:
         low, high = (scale * (rate if end is None else end) for end in ends)
         return Bar(
             name=kind.letter,
-            parts={found.index(kind): scale * rate},
+            parts={studied.index(kind): scale * rate},
             ideal=scale * first.samples_per_second * point.workers / first.workers,
             low=low,
             high=high,
             text=percent(point.efficiency),
         )
 
-    groups = _by_workers(found, bar)
-    has_gap = any(one.ideal > one.value for bars in groups.values() for one in bars)
+    groups = _by_workers(studied, bar)
+    has_gap = any(drawn.ideal > drawn.value for bars in groups.values() for drawn in bars)
     return BarChart(
         title="Throughput, and the gap to ideal" if has_gap else "Throughput",
         name="throughput",
         x="workers",
         y=unit,
-        kinds=[(color(number), kind.title) for number, kind in enumerate(found)],
+        kinds=[(color(number), kind.title) for number, kind in enumerate(studied)],
         groups=groups,
         text=lambda rate: f"{rate:,.4g} {unit}",
         note="Dashed: ideal throughput, at the baseline's speed of each worker." if has_gap else "",
     )
 
 
-def _phase_bars(found: list[Kind]) -> BarChart:
+def _phase_bars(studied: list[Kind]) -> BarChart:
     def bar(kind: Kind, point: Point) -> Bar:
         lengths = {_PLACES[name]: 1e3 * seconds for name, seconds in parts(point).items() if seconds > 0}
         return Bar(name=kind.letter, parts=lengths, text=f"{sum(lengths.values()):.3g}")
 
-    timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in found]
+    timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in studied]
     return BarChart(
         title="Phases of a step",
         x="workers",
@@ -313,21 +315,21 @@ def _phase_bars(found: list[Kind]) -> BarChart:
         groups=_by_workers(timed, bar),
         text=lambda ms: seconds_text(ms / 1e3),
         shares=True,
-        note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in found if kind.letter),
+        note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in studied if kind.letter),
     )
 
 
-def _by_workers(found: list[Kind], bar: Callable[[Kind, Point], Bar]) -> dict[str, list[Bar]]:
+def _by_workers(studied: list[Kind], bar: Callable[[Kind, Point], Bar]) -> dict[str, list[Bar]]:
     """Return the bar of each point, in groups of one number of workers."""
     groups: dict[int, list[Bar]] = {}
-    for kind in found:
+    for kind in studied:
         for point in kind.points:
             groups.setdefault(point.workers, []).append(bar(kind, point))
     return {str(workers): groups[workers] for workers in sorted(groups)}
 
 
-def _caveats(found: list[Kind]) -> str:
-    points = [point for kind in found for point in kind.points]
+def _caveats(studied: list[Kind]) -> str:
+    points = [point for kind in studied for point in kind.points]
     notes = []
     if any(point.speedup_low is not None for point in points):
         notes.append("Vertical lines: 95 % interval over repeats; an arrow marks a clipped end.")

@@ -67,13 +67,13 @@ class Variant:
         variables = (item for item in self.environment.items() if item[0] != _THREADS_VARIABLE)
         return self.launcher, flags, tuple(variables)
 
-    def __add__(self, other: "Variant") -> "Variant":
+    def __add__(self, variant: "Variant") -> "Variant":
         """Return the combination of both."""
         return Variant(
-            name=" ".join(filter(None, (self.name, other.name))),
-            launcher=self.launcher or other.launcher,
-            flags=(*self.flags, *other.flags),
-            environment={**self.environment, **other.environment},
+            name=" ".join(filter(None, (self.name, variant.name))),
+            launcher=self.launcher or variant.launcher,
+            flags=(*self.flags, *variant.flags),
+            environment={**self.environment, **variant.environment},
         )
 
 
@@ -94,29 +94,35 @@ def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tupl
     return tuple(sum(combination, start=Variant()) for combination in itertools.product(*axes))
 
 
-def variants_equal_on_one_worker(found: Sequence[Variant]) -> list[list[Variant]]:
+def variants_equal_on_one_worker(compared: Sequence[Variant]) -> list[list[Variant]]:
     """Return variants in groups that are the same run on one worker, which does not communicate.
 
-    >>> found = variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])
-    >>> groups = variants_equal_on_one_worker(found)
-    >>> [[one.name for one in group] for group in groups]
+    >>> compared = variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])
+    >>> groups = variants_equal_on_one_worker(compared)
+    >>> [[variant.name for variant in group] for group in groups]
     [['sync=flat env:A=1', 'sync=ddp env:A=1'], ['sync=flat env:A=2', 'sync=ddp env:A=2']]
     """
     groups: dict[tuple[object, ...], list[Variant]] = {}
-    for one in found:
-        flags = tuple(flag for flag in one.flags if not flag.startswith(_COMMUNICATION))
-        groups.setdefault((one.launcher, flags, tuple(one.environment.items())), []).append(one)
+    for variant in compared:
+        flags = tuple(flag for flag in variant.flags if not flag.startswith(_COMMUNICATION))
+        groups.setdefault((variant.launcher, flags, tuple(variant.environment.items())), []).append(variant)
     return list(groups.values())
 
 
-def compared_threads(found: Sequence[Variant]) -> tuple[int, ...]:
+def compared_threads(compared: Sequence[Variant]) -> tuple[int, ...]:
     """Return the compute threads of a worker in each variant that names them.
 
     >>> compared_threads(variants(["threads=2,8"], verb="run", flags=["threads"]))
     (2, 8)
     """
-    flags = (flag.removeprefix(_THREADS) for one in found for flag in one.flags if _THREADS in flag)
-    variables = (one.environment[_THREADS_VARIABLE] for one in found if _THREADS_VARIABLE in one.environment)
+    flags = (
+        flag.removeprefix(_THREADS) for variant in compared for flag in variant.flags if _THREADS in flag
+    )
+    variables = (
+        variant.environment[_THREADS_VARIABLE]
+        for variant in compared
+        if _THREADS_VARIABLE in variant.environment
+    )
     return tuple(int(text) for text in (*flags, *variables) if text.isdecimal() and int(text))
 
 
@@ -229,7 +235,7 @@ def plan(request: Request) -> list[Trial]:
         UsageError: a template does not fit a number of workers, or the batch cannot be constant.
     """
     alone = {
-        group[0].name: tuple(one.name for one in group[1:])
+        group[0].name: tuple(variant.name for variant in group[1:])
         for group in variants_equal_on_one_worker(request.variants)
     }
     cases = [
@@ -257,8 +263,8 @@ def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int
     return turns
 
 
-def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
-    """Refuse more workers than `places`, which can compute at the same time on the resource `what`.
+def refuse_too_many(workers: Sequence[int], *, places: int, resources: str) -> None:
+    """Refuse more workers than `places`, which can compute at the same time on the `resources`.
 
     Raises:
         UsageError: a number is too large; names both numbers.
@@ -268,8 +274,8 @@ def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
         rest = ",".join(str(number) for number in workers if number <= places)
         fewer = f"-n {rest}" if rest else "fewer workers"
         raise UsageError(
-            f"{too_many[0]} workers oversubscribe {what}, so their times are not those of workers that have "
-            f"their own. Give {fewer}, or --oversubscribe: the verdict leaves such points out."
+            f"{too_many[0]} workers oversubscribe {resources}, so their times are not those of workers that "
+            f"have their own. Give {fewer}, or --oversubscribe: the verdict leaves such points out."
         )
 
 
@@ -277,8 +283,10 @@ def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]])
     """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
-        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED]
-        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
+        variables = [
+            f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED
+        ]
+        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*variables, *command(trial)])}")
     return lines
 
 
@@ -312,14 +320,14 @@ def _cases(request: Request, variant: Variant) -> Iterator[_Configuration]:
 def _with_more_cores(request: Request, alone: Sequence[_Configuration]) -> Iterator[_Configuration]:
     """Yield one worker with the cores of each larger number on a node; variants of threads can share it."""
     local = {workers // nodes_for(workers, request.per_node) for workers in request.workers}
-    found: dict[tuple[object, ...], list[_Configuration]] = {}
+    groups: dict[tuple[object, ...], list[_Configuration]] = {}
     for case in alone:
         for cores_of in sorted({min(number, request.on_cores) for number in local} - {1}):
             threads = (_threads(request, case.variant) or 1) * cores_of
             key = (threads, case.modes, case.arguments, *case.variant.apart_from_threads)
-            found.setdefault(key, []).append(case._replace(cores_of=cores_of))
-    for first, *others in found.values():
-        names = [name for other in others for name in (other.variant.name, *other.also)]
+            groups.setdefault(key, []).append(case._replace(cores_of=cores_of))
+    for first, *shared in groups.values():
+        names = [name for case in shared for name in (case.variant.name, *case.also)]
         yield first._replace(also=(*first.also, *names))
 
 
@@ -372,14 +380,14 @@ def _implied_mode(request: Request) -> Mode:
     Raises:
         UsageError: the arguments do not show the batch size.
     """
-    found = operators(request.arguments)
-    if len(found) != 1:
+    used = operators(request.arguments)
+    if len(used) != 1:
         raise UsageError(
             f"--scaling {request.scaling} needs a template for the batch size: {{256/n}} for the batch of "
             "each worker, {256*n} for the global batch of a serial script. Without --scaling the arguments "
             "are used as they are."
         )
-    return "strong" if found == {"/"} else "weak"
+    return "strong" if used == {"/"} else "weak"
 
 
 def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
@@ -446,12 +454,12 @@ def operators(arguments: Sequence[str]) -> set[str]:
     Raises:
         UsageError: a template is invalid.
     """
-    found = set()
+    used = set()
     for argument in arguments:
         for piece in _PIECE.finditer(argument):
             if piece[0] not in ("{{", "}}"):
-                found.add(_parsed(piece, argument)[1])
-    return found - {""}
+                used.add(_parsed(piece, argument)[1])
+    return used - {""}
 
 
 def _values(workers: int, nodes: int) -> dict[str, int]:
@@ -479,11 +487,11 @@ def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -
 
 def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
     """Return number, operator and name of one template; the operator of a plain name is empty."""
-    found = _INNER.fullmatch(piece[1] or "")
-    if found is None:
+    parts = _INNER.fullmatch(piece[1] or "")
+    if parts is None:
         raise UsageError(
             f"{piece[0]} in {argument!r} is not a template; use {{n}}, {{local}}, {{nodes}}, {{256/n}} or "
             "{32*n}. Write a literal brace twice: {{ and }}."
         )
-    number, operator, name, first, factor = found.groups()
+    number, operator, name, first, factor = parts.groups()
     return int(number or factor or 1), operator or ("*" if factor else ""), name or first

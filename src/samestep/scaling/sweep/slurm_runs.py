@@ -120,10 +120,10 @@ def jobs(
     Raises:
         UsageError: a run has a launcher other than Slurm.
     """
-    others = sorted({trial.launcher for trial in trials} - {"", "srun"})
-    if others:
+    launchers = sorted({trial.launcher for trial in trials} - {"", "srun"})
+    if launchers:
         raise UsageError(
-            f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
+            f"--compare launcher={launchers[0]} does not work with --submit, since the workers are tasks of "
             "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
         )
     return [
@@ -141,12 +141,14 @@ def jobs(
             ),
             trials=_of_job(trials, workers, cores_of),
         )
-        for workers, cores_of, nodes in sorted({(one.workers, one.cores_of, one.nodes) for one in trials})
+        for workers, cores_of, nodes in sorted(
+            {(trial.workers, trial.cores_of, trial.nodes) for trial in trials}
+        )
     ]
 
 
 def _of_job(trials: Sequence[Trial], workers: int, cores_of: int) -> tuple[Trial, ...]:
-    return tuple(one for one in trials if (one.workers, one.cores_of) == (workers, cores_of))
+    return tuple(trial for trial in trials if (trial.workers, trial.cores_of) == (workers, cores_of))
 
 
 def _file_name(workers: int, cores_of: int) -> str:
@@ -250,11 +252,11 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
         UsageError: the folder has no record of jobs, or it cannot be read.
     """
     file = folder / NAME
-    found = read_json(file, hint="Give --collect the folder of a submitted study.")
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    document = read_json(file, hint="Give --collect the folder of a submitted study.")
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise UsageError(f"{file} is not of format {_FORMAT}; collect it with the version that wrote it.")
     try:
-        record: _Record = read_as(_Record, found, "record")
+        record: _Record = read_as(_Record, document, "record")
     except FormatError as error:
         raise UsageError(f"{file} is damaged: {error}.") from None
     frame = replace(record.frame, request=replace(record.frame.request, folder=folder.absolute()))
@@ -386,7 +388,8 @@ class _JobMonitor:
         yield from self.arrived(inf)
         why = f"job {self._job.number} {self.state}"
         cut = [
-            Outcome(trial=one, exit_code=None, error=f"{why}; {self._job.log_words()}") for one in self.left
+            Outcome(trial=trial, exit_code=None, error=f"{why}; {self._job.log_words()}")
+            for trial in self.left
         ]
         failed = [
             Outcome(trial=trial, exit_code=code, error=why) if seen.cut_off else outcome_of(trial, code)
@@ -408,7 +411,7 @@ class SlurmRuns:
     gpus: int  # GPUs of each node; 0 for none
     threads: int | None  # compute threads of each worker, if the user gave a number
     detach: bool  # whether jobs are submitted and not followed
-    what: str = "the resources of their job"  # the resources behind `places`, in words
+    resources: str = "the resources of their job"  # the resources behind `places`, in words
 
     def __post_init__(self) -> None:
         if 0 < self.gpus < self.per_node:

@@ -181,15 +181,15 @@ def is_usage_error(outcome: Outcome) -> bool:
 
 def _reason(trial: Trial) -> str:
     """Return the error that a worker or the launcher reported; else the last line of output."""
-    failed = sorted(_failed(trial.clock), key=lambda one: follows_from_another(one[1], one[2]))
+    failed = sorted(_failed(trial.clock), key=lambda error: follows_from_another(error[1], error[2]))
     for rank, kind, message in failed:
         if message or not kind.startswith("exit code"):
             return f"rank {rank}: {kind}: {message}".removesuffix(": ")
     lines = log_lines(trial.log)
     refused = [line for line in lines if line.startswith(_REFUSED)]
     raised = [line for line in lines if _EXCEPTION.match(line)]
-    own = [line for line in lines if not line.startswith(_LAUNCHER)]
-    return (refused or raised or own or lines or [""])[-1].removeprefix(_REFUSED)
+    printed = [line for line in lines if not line.startswith(_LAUNCHER)]
+    return (refused or raised or printed or lines or [""])[-1].removeprefix(_REFUSED)
 
 
 def _failed(clock: Path) -> Iterator[tuple[object, str, str]]:
