@@ -25,10 +25,11 @@ from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
 from samestep.training.networks import build
 
-CLASSES = 10
+CLASSES = 10  # of the labels
 WARM_UP = 2
 """Steps before a block is timed: the first all-reduces of `bucketed` do not overlap."""
 BLOCK_S, MOST_STEPS = 0.5, 20
+"""Seconds of a block, and its most steps: short, so that a load of the machine affects all synchronizers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +155,7 @@ NEEDS: Mapping[str, str] = {
 
 def ways_here(world: World) -> list[str]:
     """Return the synchronizers that the ranks of `world` can run; called by all ranks."""
-    can = {
-        "flat": isinstance(on_one_host(world), OneHostWorld),
-        "ddp": isinstance(world, ProcessGroupWorld),
-    }
+    can = {"flat": isinstance(on_one_host(world), OneHostWorld), "ddp": isinstance(world, ProcessGroupWorld)}
     return [name for name in WAYS if can.get(name, True)]
 
 

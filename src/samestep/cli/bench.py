@@ -34,7 +34,7 @@ class Duration:
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0
 
 
-_STEP_DURATION = Duration(seconds=60.0)
+_STEP_DURATION = Duration(seconds=60.0)  # a step takes far longer than a collective
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 

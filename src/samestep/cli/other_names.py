@@ -78,7 +78,7 @@ ANSWERS = {
 """Options that samestep does not have, each with what to do."""
 
 REMOVED_COMMANDS = {
-    "submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py",
+    "submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py"
 }
 """Commands that samestep had before 0.2, each with what to do."""
 

@@ -27,7 +27,7 @@ from samestep.cli.options.declare import (
     switch,
     with_flags_of,
 )
-from samestep.cli.options.nodes import Rendezvous, refuse_unused
+from samestep.cli.options.launch import Rendezvous, refuse_unused
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode, with_options
 from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
@@ -136,7 +136,7 @@ Config = Annotated[
 
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.
-    "allow_interspersed_args": False,
+    "allow_interspersed_args": False
 }
 
 _OUTPUT = "Output"
@@ -307,11 +307,7 @@ def _refuse_misplaced(program: Program) -> None:
 
 
 def _fastest_workers(
-    job: Job,
-    flags: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    *,
-    dry_run: bool,
+    job: Job, flags: Mapping[str, Any], settings: Mapping[str, Any], *, dry_run: bool
 ) -> tuple[Job, int]:
     """Return the job with the workers that are fastest, and their threads; exit after a dry run.
 

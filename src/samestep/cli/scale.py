@@ -38,13 +38,7 @@ from samestep.run.own_workers import refuse_own_workers
 from samestep.scaling.analysis.study import Study, seen_from_here
 from samestep.scaling.report.page import charts
 from samestep.scaling.report.tables import study_text, terminal_width
-from samestep.scaling.sweep.execution import (
-    Frame,
-    default_folder,
-    own_folder,
-    refuse_taken,
-    source_of,
-)
+from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken, source_of
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.scaling.sweep.plan import (
     Kind,
@@ -58,13 +52,7 @@ from samestep.scaling.sweep.plan import (
 )
 from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
 from samestep.scaling.sweep.trial import SAMESTEP, Trial
-from samestep.submit.site_defaults import (
-    SITE_PANEL,
-    SIZE_PANEL,
-    SOFTWARE_PANEL,
-    SlurmSite,
-    site_of,
-)
+from samestep.submit.site_defaults import SITE_PANEL, SIZE_PANEL, SOFTWARE_PANEL, SlurmSite, site_of
 
 SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,

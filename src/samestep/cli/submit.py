@@ -27,13 +27,7 @@ from samestep.submit.job_command import VERBS, JobCommand, parse_command, per_no
 from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, KubernetesJob, manifest, service_name
 from samestep.submit.kubernetes import submit as submit_to_kubernetes
 from samestep.submit.shell import slug
-from samestep.submit.site_defaults import (
-    POD_PANEL,
-    SIZE_PANEL,
-    KubernetesSite,
-    SlurmSite,
-    site_of,
-)
+from samestep.submit.site_defaults import POD_PANEL, SIZE_PANEL, KubernetesSite, SlurmSite, site_of
 from samestep.submit.slurm import FollowedSlurmJob, Launch, SlurmJob, refuse_without_sbatch
 from samestep.submit.slurm import script as slurm_script
 from samestep.submit.slurm import submit as submit_to_slurm
@@ -218,8 +212,7 @@ def kubernetes(
     *,
     size: Size,
     operator: Annotated[
-        str,
-        option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
+        str, option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL)
     ] = "none",
     job_name: JobName = None,
     submission: Submission,
@@ -259,10 +252,7 @@ def kubernetes(
 
 
 submit = typer.Typer(help="Write the job for Slurm or Kubernetes, submit it, and follow it to its end.")
-for _command, _summary in (
-    (slurm, "Submit a Slurm job."),
-    (kubernetes, "Create a Kubernetes job."),
-):
+for _command, _summary in ((slurm, "Submit a Slurm job."), (kubernetes, "Create a Kubernetes job.")):
     _help = help_of(_command)
     submit.command(help=_help, context_settings=dict(SETTINGS), short_help=_summary)(_command)
 

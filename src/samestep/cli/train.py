@@ -28,7 +28,7 @@ from samestep.cli.options.declare import (
     switch,
     with_flags_of,
 )
-from samestep.cli.options.nodes import Rendezvous, refuse_unused
+from samestep.cli.options.launch import Rendezvous, refuse_unused
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
@@ -74,8 +74,7 @@ class TrainingOptions:
         ),
     ] = None
     eval_only: Annotated[
-        bool,
-        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
+        bool, switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only")
     ] = False
     weights: Annotated[
         Path | None,
@@ -101,8 +100,7 @@ class TrainingOptions:
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled."),
+        str | None, typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled.")
     ] = None,
     *,
     start: launch.WatchedWorkers,

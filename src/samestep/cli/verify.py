@@ -49,12 +49,7 @@ _WORDS = {
     "different": "the runs differ",
 }
 _EXIT_CODES = {"different": 1, "inconclusive": 3}
-_STYLES = {
-    "same": GOOD,
-    "same but for exceptions": DOUBTFUL,
-    "inconclusive": DOUBTFUL,
-    "different": BAD,
-}
+_STYLES = {"same": GOOD, "same but for exceptions": DOUBTFUL, "inconclusive": DOUBTFUL, "different": BAD}
 """The color of each verdict on a terminal."""
 
 

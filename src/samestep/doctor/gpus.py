@@ -23,12 +23,12 @@ from samestep.doctor.results import Finding, Result, Row, matrix, note, problem,
 if TYPE_CHECKING:
     import torch
 
-_DISPLAY_OR_ACCELERATOR = (0x03, 0x12)
+_DISPLAY_OR_ACCELERATOR = (0x03, 0x12)  # base classes of PCI
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
 _QUERY = "index,uuid,pci.bus_id,name,memory.total,memory.used"
-_TOOL_S = 15.0
+_TOOL_S = 15.0  # without its daemon, the driver first takes some seconds per GPU
 _VALUES = 4 * 2**20  # 32 MiB as int64
-_TIMES = 4
+_TIMES = 4  # copies that are timed together
 # More than the context of this process and a display need.
 _TAKEN = 2 * 2**30
 

@@ -17,7 +17,7 @@ from samestep.doctor.results import Finding, Result, problem
 _SHARED_MEMORY_PER_RANK = 256 * 2**20
 # torch needs an open file for each tensor that a worker of DataLoader passes on.
 _FEW_FILES = 4096
-_PROCESSES_PER_RANK = 64
+_PROCESSES_PER_RANK = 64  # threads of torch and its libraries, and workers of DataLoader
 # Memory that InfiniBand's adapters use must not be swapped out.
 _LOCKED_FOR_INFINIBAND = 64 * 2**20
 

@@ -37,7 +37,7 @@ Owned: TypeAlias = tuple[Sequence[int], Finding]
 # Values that differ between ranks are listed in one line up to this length.
 _LISTED = 100
 
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # to read or post what is ready, over a slow network
 _JOINT_S = 25.0  # how much later than another rank rank 0 can end the joint checks
 # Ranks that differ in the first cannot, or must not, train together. Those that differ in the others
 # sometimes can.

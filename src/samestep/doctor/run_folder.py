@@ -21,12 +21,12 @@ from samestep.doctor.results import Finding, Result, ResultStore, note, problem
 
 _PREFIX = ".samestep-doctor-"
 _CONTENT = b"samestep doctor\n" * 256
-_SLOW_S = 1.0
-_LITTLE = 2**30
+_SLOW_S = 1.0  # of a step that takes milliseconds on any disk
+_LITTLE = 2**30  # bytes; a checkpoint of a model with 100 million weights has as many
 _FLEETING = {"tmpfs", "ramfs", "overlay"}
 # A network file system may take this long to show what another host has written.
 _SHOW_S = 5.0
-_SHARED_S = 15.0
+_SHARED_S = 15.0  # for all ranks, of which each can take `_SHOW_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,10 +231,10 @@ class PointChart(Chart):
                 yield draw.text("value", left + 4, beside, self.text(point.y))
 
 
-_WIDEST = 76
+_WIDEST = 76  # width of a bar where few bars have much room
 _TALL, _LEGIBLE = 15, 30
 """Least height of a part that shows its share, and least width of a bar that shows numbers."""
-_TIME_WIDTH, _TIME_TOP = 1240, 8
+_TIME_WIDTH, _TIME_TOP = 1240, 8  # as wide as the page; no title is above the rows
 _ROW, _BAR = 26, 18
 """Height of a row of a time line, and of the spans in it."""
 _LABELED = 44  # least width of a span that shows its length

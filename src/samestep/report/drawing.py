@@ -104,6 +104,7 @@ def thin(xs: Sequence[float], ys: Sequence[float], *, most: int = 400) -> list[D
 
 
 WIDTH, HEIGHT = 640, 270
+"""Size of a chart, in units that are pixels where it is not scaled; two fit side by side on a page."""
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 26, 36
 """Margins around the plot area."""
 FLOOR = HEIGHT - BOTTOM

@@ -173,12 +173,7 @@ def write_pdf(page: Path, pdf: Path) -> str:
     """
     pdf.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=temporary_directory()) as profile:
-        words = [
-            str(browser()),
-            *HEADLESS,
-            f"--user-data-dir={profile}",
-            f"--print-to-pdf={pdf.absolute()}",
-        ]
+        words = [str(browser()), *HEADLESS, f"--user-data-dir={profile}", f"--print-to-pdf={pdf.absolute()}"]
         try:
             ended = subprocess.run(
                 [*words, page.absolute().as_uri()], capture_output=True, text=True, check=False, timeout=120

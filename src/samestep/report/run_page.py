@@ -19,6 +19,7 @@ from samestep.report.drawing import PARTS, DataPoint, thin
 from samestep.report.page import bullets, page, section, table, title_of, write_text
 from samestep.report.read_run import PHASES, Run, labels, names, read_run
 
+# Shares of a step, and a part of the median speed, from which a hint is worth the time to follow it.
 _DATA_SHARE = 0.10
 _SYNC_SHARE = 0.30
 _SLOW = 0.85

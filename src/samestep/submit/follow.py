@@ -119,7 +119,7 @@ def _text(seconds: float) -> str:
 
 
 _LOG_S = 0.3  # seconds between two reads of the log
-_FIRST_S, _GROWTH = 0.5, 1.3
+_FIRST_S, _GROWTH = 0.5, 1.3  # the first interval, and by what the next ones grow
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 """Seconds between two polls of the job; they are rare because a scheduler serves many users."""
 

@@ -29,7 +29,7 @@ from samestep.submit.site_defaults import KubernetesSite
 
 Document: TypeAlias = dict[str, Any]
 OPERATORS = ("none", "jobset", "pytorchjob")
-_PORT = 29500
+_PORT = 29500  # the default of torch; each pod has its own ports
 _SECRET_FOLDER = "/run/samestep"  # noqa: S105 - a path
 _SECRET_MODE = 0o440  # the mounted file's group is --fs-group, or root's
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")

@@ -5,14 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median, median_high, median_low, stdev
 from typing import Any, NamedTuple
 
-from samestep.scaling.analysis.runs import (
-    SAME_BATCH,
-    Run,
-    SteadySteps,
-    in_samples,
-    steady_steps,
-    with_epochs,
-)
+from samestep.scaling.analysis.runs import SAME_BATCH, Run, SteadySteps, in_samples, steady_steps, with_epochs
 from samestep.scaling.analysis.study import PHASES, Interval, Mode, Point, Rank
 
 UNIT = "runs/s"

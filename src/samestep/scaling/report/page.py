@@ -58,14 +58,8 @@ _TERMS = (
         "time that a step waits for communication of gradients, not hidden by backward",
     ),
     ("oversubscribed", "the workers had fewer cores than threads, or shared accelerators"),
-    (
-        "95 % interval",
-        "Student's t of the logarithms of repeats, widened to the medians",
-    ),
-    (
-        "workers' time",
-        "time of all workers added up; cost in cores or accelerators follows from it",
-    ),
+    ("95 % interval", "Student's t of the logarithms of repeats, widened to the medians"),
+    ("workers' time", "time of all workers added up; cost in cores or accelerators follows from it"),
 )
 
 
@@ -123,9 +117,7 @@ def _measured(study: Study) -> Iterator[str]:
     head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))
     yield section(
-        "Scaling",
-        f'<div class="grid2">{drawn}</div>',
-        table(rows, head=head, right=numeric_columns(rows)),
+        "Scaling", f'<div class="grid2">{drawn}</div>', table(rows, head=head, right=numeric_columns(rows))
     )
     yield from _steps(study, studied)
 
@@ -164,8 +156,8 @@ def _background(study: Study) -> Iterator[str]:
 
 
 _PLACES = {name: number for number, name in enumerate(PARTS)}
-_MOST_TIME_LINES = 4
-_VISIBLE_MS = 1e-6
+_MOST_TIME_LINES = 4  # each is as wide as the page
+_VISIBLE_MS = 1e-6  # a shorter wait is a rounding error of a difference
 _ONE_PROCESS = "one process, all their threads"
 
 

@@ -142,11 +142,7 @@ def _of_runs(paths: Sequence[Path]) -> Study:
     counts = sorted({run.workers for run in runs})
     if len(counts) < 2:
         raise UsageError(f"all runs are on {counted(counts[0])}: give runs on another number of workers too.")
-    settings = {
-        "from": [str(path) for path in paths],
-        "launchers": launchers(runs),
-        "recipe": recipe(runs),
-    }
+    settings = {"from": [str(path) for path in paths], "launchers": launchers(runs), "recipe": recipe(runs)}
     study = Study(
         target=target(runs),
         command=tuple(made["command"]),

@@ -31,12 +31,8 @@ MEMORY, COST = "memory each", "workers' time per epoch"
 """Names of columns."""
 NO_POINTS = "No run was measured."
 _MANY_H = 100  # hours from which minutes are not shown
-_MOST_RANKS = 16
-_MODES = {
-    "strong": "strong scaling",
-    "weak": "weak scaling",
-    "neither": "with other batches",
-}
+_MOST_RANKS = 16  # rows of a table of ranks, more of which are not read
+_MODES = {"strong": "strong scaling", "weak": "weak scaling", "neither": "with other batches"}
 
 
 @dataclass(frozen=True, slots=True)

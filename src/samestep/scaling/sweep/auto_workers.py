@@ -16,6 +16,7 @@ from samestep.scaling.analysis.speedup import AS_FAST
 from samestep.scaling.sweep.trial import Outcome, Trial
 
 STEPS, WARM_UP = 20, 5
+"""The measured steps of each run, and those before them; few, since all runs share `LIMIT_S`."""
 LIMIT_S = 20.0
 """The seconds of all runs together."""
 _LEAST_S = 3.0

@@ -19,14 +19,7 @@ from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.report.run_page import NAME as PAGE
 from samestep.scaling.analysis.points import measured
-from samestep.scaling.analysis.runs import (
-    Run,
-    is_oversubscribed,
-    launchers,
-    machine,
-    read_ranks,
-    recipe,
-)
+from samestep.scaling.analysis.runs import Run, is_oversubscribed, launchers, machine, read_ranks, recipe
 from samestep.scaling.analysis.study import NAME, Note, Point, Study, write_study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import write_study_page

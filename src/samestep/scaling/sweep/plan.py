@@ -164,6 +164,7 @@ Scaling: TypeAlias = Literal["auto", "strong", "weak", "both"]
 SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
 
 MOST_STEPS = 10**9
+"""The limit of ``--steps`` and ``--warm-up``: years of training, so a larger number is a typing error."""
 MOST_REPEATS = 1000
 """The limit of ``--repeats``, since all runs are planned before the first one starts."""
 

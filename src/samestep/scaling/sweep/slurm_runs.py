@@ -22,15 +22,7 @@ from samestep.scaling.analysis.study import Study
 from samestep.scaling.sweep.execution import Frame, finish, new_folder
 from samestep.scaling.sweep.local_runs import prepare
 from samestep.scaling.sweep.plan import plan
-from samestep.scaling.sweep.trial import (
-    LATE_S,
-    Outcome,
-    Report,
-    Trial,
-    is_complete,
-    log_lines,
-    outcome_of,
-)
+from samestep.scaling.sweep.trial import LATE_S, Outcome, Report, Trial, is_complete, log_lines, outcome_of
 from samestep.submit.follow import FollowedJob, JobStatus
 from samestep.submit.shell import Ask, run_command, slug
 from samestep.submit.site_defaults import SlurmSite
@@ -53,7 +45,7 @@ _SEPARATE_JOBS = (
     "times."
 )
 _FOLDER = "jobs"  # the subfolder of a study for scripts and logs
-_FORMAT = 1
+_FORMAT = 1  # of the record
 
 _FILES_S = 0.3  # the interval at which the folders of runs are polled
 
@@ -262,11 +254,7 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
     frame = replace(record.frame, request=replace(record.frame.request, folder=folder.absolute()))
     trials = plan(frame.request)  # deterministic, so these are the submitted runs
     submitted = [
-        SubmittedJob(
-            number=job.number,
-            log=job.log,
-            trials=_of_job(trials, job.workers, job.cores_of),
-        )
+        SubmittedJob(number=job.number, log=job.log, trials=_of_job(trials, job.workers, job.cores_of))
         for job in record.jobs
     ]
     return submitted, frame, record.command

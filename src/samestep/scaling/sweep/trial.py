@@ -22,7 +22,7 @@ Report: TypeAlias = Callable[[str], None]
 """Shows a line of progress to the user."""
 LATE_S = 5.0
 """The longest time until a file that was written on another node is visible here."""
-_LONGEST = 300
+_LONGEST = 300  # letters of an error, which is one line in notes and tables
 _REFUSED = "samestep: error: "
 # The prefix of a launcher's line, which names the rank that ended but not the reason.
 _LAUNCHER = "samestep: "
