@@ -28,7 +28,7 @@ from samestep.cli.options.declare import (
     switch,
     with_flags_of,
 )
-from samestep.cli.options.launch import Rendezvous, refuse_unused
+from samestep.cli.options.nodes import Rendezvous, refuse_unused
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.compute_threads import asked_threads
