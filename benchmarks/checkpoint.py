@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samestep.base.folders import absolute
-from samestep.training.checkpoint.checkpoint_schedule import Writer
-from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.networks import build
 

@@ -41,9 +41,8 @@ from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.synthetic import load_synthetic
-from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.precision import machine_has_bf16
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import build
 from samestep.training.settings import Settings
 

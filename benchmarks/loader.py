@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from samestep.base.folders import absolute
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.training.data.augmentation import Augment, RandomCrop
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import ImageLoader, LoaderOptions

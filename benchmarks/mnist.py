@@ -30,8 +30,7 @@ from samestep.base.folders import absolute
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
-from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import ConvNet
 from samestep.training.recipes.registry import find
 

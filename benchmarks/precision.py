@@ -23,9 +23,8 @@ from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import Batch, ImageLoader, LoaderOptions
-from samestep.training.loop.compiling import compiled
 from samestep.training.loop.learner import Learner
-from samestep.training.loop.step import ReplicatedStep
+from samestep.training.loop.step import ReplicatedStep, compiled
 from samestep.training.networks import build
 from samestep.training.recipes.registry import Recipe, find
 from samestep.training.settings import Settings

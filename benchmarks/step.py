@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from samestep.parallel.gradients.weight_checksum import weights_sha256
-from samestep.parallel.sharding.sample_plan import epoch_order
+from samestep.parallel.sharding import epoch_order
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.image_set import ImageSet
-from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 

@@ -8,8 +8,8 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import Hook
-from samestep.hooks.table import ALL
 
 PAGE = Path(__file__).parent / "reference" / "hooks.md"
 _BEGIN, _END = "<!-- table of hooks: docs/list_hooks.py -->\n", "<!-- end of the table -->\n"

@@ -43,7 +43,7 @@ def python(code: str) -> str:
 
 
 def test_importing_samestep_or_its_command_line_does_not_import_torch():
-    modules = "sys, samestep, samestep.errors, samestep.cli.main, samestep.parallel.sharding.sample_plan"
+    modules = "sys, samestep, samestep.errors, samestep.cli.main, samestep.parallel.sharding"
     code = f"import {modules}; print('torch' in sys.modules)"
 
     assert python(code) == "False"
@@ -215,7 +215,7 @@ NO_HOOKS = {
     "base/console.py: setattr(sys, name, open(number, 'w' if number else 'r', closefd=False))": (
         "standard streams that are closed"
     ),
-    "launch/local/own_modules.py: del sys.modules[loaded]": "the interpreter's own dictionary",
+    "launch/local/hosting.py: del sys.modules[loaded]": "the interpreter's own dictionary",
     "launch/local/child.py: sys.unraisablehook = report_unless_interrupted": "the interpreter's own setting",
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"

@@ -18,33 +18,31 @@ if TYPE_CHECKING:
     from samestep.launch.local.spawn import spawn
     from samestep.parallel.exact.logical_shards import Exact, LogicalShard
     from samestep.parallel.gradients.replicate import Replicas, accumulate, replicate
-    from samestep.parallel.sharding.position import Position
+    from samestep.parallel.sharding import Position
     from samestep.ranks.world.join import join
     from samestep.ranks.world.protocol import Work, World
     from samestep.ranks.world.timed_region import TimedRegion, timed
-    from samestep.training.checkpoint.scripts import load, save
-    from samestep.training.checkpoint.weights import load_state
-    from samestep.training.data.sampler import UnpaddedSampler
+    from samestep.training.checkpoint.scripts import load, load_state, save
     from samestep.training.data.shard import shard
-    from samestep.training.data.sharded_loader import ShardedLoader
+    from samestep.training.data.sharded_loader import ShardedLoader, UnpaddedSampler
 
 _HOMES = {
     "Error": "samestep.base.errors",
     "Exact": "samestep.parallel.exact.logical_shards",
     "LogicalShard": "samestep.parallel.exact.logical_shards",
     "Place": "samestep.base.place",
-    "Position": "samestep.parallel.sharding.position",
+    "Position": "samestep.parallel.sharding",
     "Replicas": "samestep.parallel.gradients.replicate",
     "ShardedLoader": "samestep.training.data.sharded_loader",
     "TimedRegion": "samestep.ranks.world.timed_region",
-    "UnpaddedSampler": "samestep.training.data.sampler",
+    "UnpaddedSampler": "samestep.training.data.sharded_loader",
     "Work": "samestep.ranks.world.protocol",
     "World": "samestep.ranks.world.protocol",
     "accumulate": "samestep.parallel.gradients.replicate",
     "batch_dim": "samestep.autopilot.split.declared_dimensions",
     "join": "samestep.ranks.world.join",
     "load": "samestep.training.checkpoint.scripts",
-    "load_state": "samestep.training.checkpoint.weights",
+    "load_state": "samestep.training.checkpoint.scripts",
     "replicate": "samestep.parallel.gradients.replicate",
     "save": "samestep.training.checkpoint.scripts",
     "shard": "samestep.training.data.shard",

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C during its imports ends it as later ones do."""
     try:
-        from samestep.base.interrupts import ended_by_interrupt
+        from samestep.base.signals import ended_by_interrupt
 
         with ended_by_interrupt():
             from samestep.cli.main import main as run

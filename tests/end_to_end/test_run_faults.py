@@ -208,7 +208,7 @@ def test_a_failure_repeated_at_the_same_step_ends_the_restarts_and_its_path_is_n
     prog = script(
         """
         import errno, os
-        from samestep.base.last_step import record_step
+        from samestep.base.worker_records import record_step
         os.write(1, b"started\\n")
         record_step(3)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full/weights.pt")

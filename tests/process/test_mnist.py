@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load

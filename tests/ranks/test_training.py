@@ -13,8 +13,8 @@ from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.data.loader import ImageLoader, LoaderOptions
-from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.evaluate import evaluate
+from samestep.training.loop.training_loop import Callbacks
 from samestep.training.settings import RunOptions
 from support.training import (
     Memory,

@@ -11,13 +11,13 @@ from rich.console import Console
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samestep.parallel.sharding.sample_plan import epoch_order
+from samestep.parallel.sharding import epoch_order
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
-from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.progress import ConsoleDisplay
+from samestep.training.loop.training_loop import Callbacks
 from samestep.training.settings import RunOptions
 from support.training import Memory, convnet, digits, largest_difference, settings, train, training
 

@@ -9,12 +9,11 @@ import torch
 from samestep.observe.clock.instants import HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.loader import Batch
-from samestep.training.loop.learner import Average
-from samestep.training.loop.optimizers import build_optimizer, build_schedule
+from samestep.training.loop.learner import Average, build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision
 from samestep.training.loop.step import ReplicatedStep
 from samestep.training.networks import ConvNet

@@ -10,7 +10,7 @@ from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
-from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import Callbacks
 from samestep.training.settings import RunOptions
 from support.snapshots import same
 from support.training import settings, training

@@ -12,8 +12,7 @@ from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
-from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import evaluation_batch
+from samestep.training.loop.training_loop import Callbacks, evaluation_batch
 from samestep.training.output.profile import Profiler
 from samestep.training.settings import RunOptions
 from support.training import Memory, settings, training

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from samestep.base.errors import CheckpointError, Error
-from samestep.base.unfinished_names import IDENTITY_FILE
+from samestep.base.record import IDENTITY_FILE
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
-from samestep.training.output.run_folder import RunFolder
-from samestep.training.output.run_lock import LOCK_FILE
+from samestep.training.output.run_folder import LOCK_FILE, RunFolder
 from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe
 from samestep.training.settings import RunOptions

@@ -7,7 +7,7 @@ import torch
 
 from samestep.autopilot.equivalence import positions
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.parallel.gradients import global_batch_norm
+from samestep.parallel.gradients import batch_norm
 from support.script_runner import run_script
 
 
@@ -26,7 +26,7 @@ def undefined_statistics(patch):
         )
         return by_xhat, plain
 
-    patch.setattr(global_batch_norm, "_own_sums", own_sums)
+    patch.setattr(batch_norm, "_own_sums", own_sums)
 
 
 def views_as_slices(patch):

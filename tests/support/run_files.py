@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from samestep.training.output.result import Result
+from samestep.training.output.run_folder import Result
 
 CONFIG = {"recipe": "digits", "lr": 0.1, "milestones": (1.0, 2.0)}
 

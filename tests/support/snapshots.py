@@ -5,10 +5,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from samestep.base.unfinished_names import IDENTITY_FILE, hidden_name, identity_of
-from samestep.training.checkpoint.save import write_staged
+from samestep.base.record import IDENTITY_FILE, hidden_name, identity_of
+from samestep.training.checkpoint.save import Stage, write_staged
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
 
 
 def network(seed=0, dtype=torch.float64) -> nn.Module:

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from samestep.training.data.sets.registry import load
-from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import ConvNet
 from samestep.training.settings import Settings
 
@@ -74,7 +73,7 @@ def largest_difference(one, other):
 
 def plain_loop(chosen, make_model=convnet, sets=None):
     """Train by a loop of plain PyTorch; return the model."""
-    from samestep.parallel.sharding.sample_plan import epoch_order
+    from samestep.parallel.sharding import epoch_order
 
     train_set, _ = digits() if sets is None else sets
     dtype = {"fp32": torch.float32, "fp64": torch.float64}[chosen.precision]

@@ -11,9 +11,9 @@ from typer.main import get_command
 import samestep
 from samestep import errors
 from samestep.base.machine.description import Machine
+from samestep.base.options import flag
 from samestep.base.place import Place
 from samestep.base.record import provenance
-from samestep.base.setting_fields import flag
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
 from samestep.cli.main import PACKAGES, VERBS, application
@@ -26,7 +26,7 @@ from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.solo import SoloWorld
 from samestep.scaling.analysis.runs import MACHINE
 from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
-from samestep.training.output.result import Result
+from samestep.training.output.run_folder import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS

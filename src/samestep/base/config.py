@@ -10,11 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from samestep.base.documents import TOML_BYTES, FormatError, parse_toml, read_as
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
-from samestep.base.typed_json import FormatError, read_as
-from samestep.base.untrusted_documents import TOML_BYTES, parse_toml
 
 TABLES = ("slurm", "kubernetes")
 """Names of tables that the file can have; see `samestep.submit.site_defaults`."""
@@ -45,7 +44,7 @@ def read_toml(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         raise UsageError(f"the configuration {path} is not valid TOML: {error}.") from None
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a configuration file; none where there is no file.
 
     Raises:
@@ -63,16 +62,16 @@ def read_tables(path: Path) -> dict[str, Any]:
 def table(path: Path, name: str, kind: type[Table]) -> Table:
     """Return table `name` of a configuration file as `kind`, a dataclass whose fields all have defaults.
 
-    If there is no file, all fields keep the defaults of `kind`; see `samestep.base.typed_json.reader` for
+    If there is no file, all fields keep the defaults of `kind`; see `samestep.base.documents.reader` for
     their types.
 
     Raises:
         UsageError: the file is wrong, or a key is unknown or of the wrong type.
     """
     types = get_type_hints(kind)
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    found = {}
-    for key, value in read_tables(path).get(name, {}).items():
+    known = [setting.name for setting in fields(kind)]  # type: ignore[arg-type]
+    settings = {}
+    for key, value in _read_tables(path).get(name, {}).items():
         plain = key.replace("-", "_")
         if plain not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}. {suggestion(plain, known)}")
@@ -81,8 +80,8 @@ def table(path: Path, name: str, kind: type[Table]) -> Table:
             read = str(value) if is_time else read_as(types[plain], value, f"[{name}] {key} = {value!r}")
         except FormatError as error:
             raise UsageError(f"{path}: {error}.") from None
-        found[plain] = read
-    return kind(**found)
+        settings[plain] = read
+    return kind(**settings)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

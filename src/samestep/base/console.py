@@ -110,9 +110,9 @@ def progress_bar(total: int | None, *, shown: bool) -> Iterator[Callable[..., No
         task = bar.add_task("", total=total)
         completed = -1
 
-        def begin(what: str, total: int | None = None) -> None:
+        def begin(piece: str, total: int | None = None) -> None:
             nonlocal completed
             completed += 1
-            bar.update(task, completed=completed, description=what, total=total)
+            bar.update(task, completed=completed, description=piece, total=total)
 
         yield begin

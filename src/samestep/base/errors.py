@@ -95,7 +95,7 @@ class WorkerFailed(Error):  # noqa: N818 - reads as the event it is
         self.exit_code = exit_code or 1
 
 
-for _kind in [one for one in globals().values() if isinstance(one, type) and issubclass(one, Exception)]:
+for _kind in [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Exception)]:
     _kind.__module__ = "samestep.errors"  # a traceback shows the name under which a script imports it
 
 
@@ -106,7 +106,7 @@ def one_line(message: str) -> str:
     cannot read 'a\x1b[31m' again
     """
     words = " ".join(message.split())
-    line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in words)
+    line = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in words)
     if len(line) <= _LONGEST:
         return line
     return f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"  # what failed, and what to do

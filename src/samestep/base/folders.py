@@ -80,7 +80,7 @@ def refuse_unwritable(flag: str, folder: Path | None) -> None:
     """
     if folder is None:
         return
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "not writable" if there.is_dir() else "a file"
-        raise UsageError(f"{flag} {folder} cannot be used, because {there} is {why}; give another folder.")
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        why = "not writable" if parent.is_dir() else "a file"
+        raise UsageError(f"{flag} {folder} cannot be used, because {parent} is {why}; give another folder.")

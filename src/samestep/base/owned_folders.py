@@ -3,6 +3,10 @@
 A folder is named ``samestep-PID-RANDOM`` (with a dot before it outside of the temporary directory) and holds
 a record of each process that uses it. The launcher, or the next command, removes the folder of a killed
 process. Only folders of this user with such a name and such a record are removed; links are not followed.
+
+torch's shared memory of killed processes is freed, too. torch names it after the id that the process has in
+its own container. Containers have pid namespaces of their own, and can share memory with each other and with
+the host: several processes of a host can have one id.
 """
 
 import json
@@ -10,16 +14,16 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samestep.base.errors import Error, UsageError
-from samestep.base.machine.torch_segments import free_segments
+from samestep.base.machine.kernel_files import name_space
 from samestep.base.process_identity import Life, Owner, has_ended
+from samestep.base.regular_files import open_regular
 
 _NAME = re.compile(r"\.?samestep-([0-9]+)-[0-9a-f]{8}")
 _RECORD = ".samestep-owner."
@@ -117,17 +121,17 @@ def remove_folder(path: Path) -> None:
 
 def places() -> list[Path]:
     """Return the folders in which this user's commands make such folders."""
-    found = []
+    folders = []
     with suppress(Error):
-        found.append(temporary_directory())
+        folders.append(temporary_directory())
     with suppress(OSError):  # the working folder can be deleted
-        found.append(Path.cwd())
-    return list(dict.fromkeys(found))
+        folders.append(Path.cwd())
+    return list(dict.fromkeys(folders))
 
 
 def orphans(parents: list[Path] | None = None) -> list[Orphan]:
     """Return the folders that no living process of this host uses."""
-    found = []
+    unused = []
     for parent in places() if parents is None else parents:
         for entry in _entries(parent):
             match = _NAME.fullmatch(entry.name)
@@ -135,24 +139,23 @@ def orphans(parents: list[Path] | None = None) -> list[Orphan]:
                 continue
             life = _life(Path(entry.path), int(match[1]))
             if life != "alive":
-                found.append(Orphan(path=Path(entry.path), life=life))
-    return found
+                unused.append(Orphan(path=Path(entry.path), life=life))
+    return unused
 
 
 def remove_dead(parents: list[Path] | None = None) -> list[Path]:
     """Remove the folders whose owners are dead, and return them."""
-    dead = [one.path for one in orphans(parents) if one.life == "dead"]
+    dead = [orphan.path for orphan in orphans(parents) if orphan.life == "dead"]
     for path in dead:
-        _free_segments(path)
+        _free_memory_of(path)
         remove_folder(path)
     return dead
 
 
-def _free_segments(folder: Path) -> None:
+def _free_memory_of(folder: Path) -> None:
     """Free the shared memory of processes below the workers of a launcher that was killed."""
     with suppress(OSError, ValueError):
-        file = os.open(folder / DESCENDANTS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(file) as stream:
+        with open_regular(folder / DESCENDANTS, follow=False) as stream:
             pids = {int(line) for line in stream.read().splitlines()}
         since_s = min(entry.stat().st_mtime for entry in _entries(folder) if entry.name.startswith(_RECORD))
         free_segments(set(filter(has_ended, pids)), since_s=since_s)
@@ -185,10 +188,8 @@ def _owner(path: Path) -> Owner:
         OSError: it cannot be read.
         ValueError: it is no record of this user.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(file, "rb") as stream:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+    with open_regular(path, follow=False) as stream:
+        if os.fstat(stream.fileno()).st_uid != os.getuid():
             raise ValueError("no record of this user")
         record = json.loads(stream.read(_LONGEST_RECORD))
     if not isinstance(record, dict) or record.pop("is", None) != _VERSION:
@@ -210,3 +211,33 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
             return list(entries)
     except OSError:
         return []
+
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's own
+
+
+def free_segments(pids: Set[int], *, since_s: float) -> None:
+    """Remove torch's segments of dead processes.
+
+    Args:
+        pids: their process ids, which earlier processes or those of other containers can share.
+        since_s: earliest start of these processes, in seconds since the epoch; older segments are kept.
+    """
+    if not pids or memory_is_numbered_apart():
+        return
+    for pid in pids:
+        for segment in _SHARED_MEMORY.glob(f"torch_{pid}_*"):
+            with suppress(OSError):
+                made = segment.lstat()
+                if made.st_uid == os.getuid() and made.st_ctime >= since_s:
+                    segment.unlink()
+
+
+# The kernel's fixed ids of the host's pid and IPC namespaces.
+_HOSTS_PID = "pid:[4026531836]"
+_HOSTS_IPC = "ipc:[4026531839]"
+
+
+def memory_is_numbered_apart() -> bool:
+    """Return whether this container shares memory, but not process ids, with the host (``--ipc=host``)."""
+    return name_space("ipc") == _HOSTS_IPC and name_space("pid") != _HOSTS_PID

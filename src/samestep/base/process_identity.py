@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from samestep.base.documents import PositiveInt, read_as
 from samestep.base.machine.kernel_files import name_space, text_of
-from samestep.base.typed_json import PositiveInt, read_as
 
 Life: TypeAlias = Literal["alive", "dead", "unknown"]
 

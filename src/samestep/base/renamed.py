@@ -13,9 +13,7 @@ _REMOVED_IN = "0.3"
 def warn_renamed(old: str, new: str) -> None:
     """Warn the caller of the function that calls this."""
     warnings.warn(
-        f"{old} is now {new}; samestep {_REMOVED_IN} removes the old name.",
-        DeprecationWarning,
-        stacklevel=3,
+        f"{old} is now {new}; samestep {_REMOVED_IN} removes the old name.", DeprecationWarning, stacklevel=3
     )
 
 

@@ -57,7 +57,8 @@ def interruptible() -> Iterator[None]:
 
 def ends_handled(take: Handler) -> AbstractContextManager[None]:
     """Handle the signals that end a command by `take`; ignored signals stay ignored."""
-    return handled([one for one in ENDS if signal.getsignal(one) not in (signal.SIG_IGN, None)], take)
+    heeded = [number for number in ENDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return handled(heeded, take)
 
 
 @contextmanager
@@ -72,3 +73,21 @@ def handled(numbers: Iterable[signal.Signals], take: Handler) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end this process without Python for a block that has nothing to undo.
+
+    For imports: Python can lose a KeyboardInterrupt in the callbacks of its import locks, and raises none
+    while a library is loaded, which takes many seconds on a busy machine.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,10 +23,10 @@ def bytes_of(flag: str, text: str) -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    found = re.fullmatch(r"([0-9]{1,18})([KMG]?)(?:I?B)?", text.strip().upper())
-    if found is None or not int(found[1]):
+    match = re.fullmatch(r"([0-9]{1,18})([KMG]?)(?:I?B)?", text.strip().upper())
+    if match is None or not int(match[1]):
         raise UsageError(f"{flag} {text!r} is not a size such as 4, 64K or 25MiB.")
-    return int(found[1]) << _UNITS[found[2]]
+    return int(match[1]) << _UNITS[match[2]]
 
 
 def whole(text: str) -> int | None:
@@ -69,9 +69,9 @@ def format_ranks(ranks: Collection[int]) -> str:
     return f"rank{verb(ranks, '', 's')} {ranges(ranks, separator=', ')}"
 
 
-def verb(ranks: Collection[int], one: str, many: str) -> str:
+def verb(ranks: Collection[int], singular: str, plural: str) -> str:
     """Return the form of a verb that fits a number of ranks."""
-    return one if len(ranks) == 1 else many
+    return singular if len(ranks) == 1 else plural
 
 
 def bytes_text(count: float) -> str:
@@ -127,8 +127,8 @@ def check_seconds(flag: str, seconds: float, *, zero: str = "") -> None:
         UsageError: the value is negative, not finite or too large, or 0 where that is not allowed.
     """
     if not 0 <= seconds <= LONGEST_S or (seconds == 0 and not zero):
-        what = f"a number of seconds (0 {zero})" if zero else "a positive number of seconds"
-        raise UsageError(f"{flag} is {seconds:g}; give {what}, at most {LONGEST_S:g}.")
+        expected = f"a number of seconds (0 {zero})" if zero else "a positive number of seconds"
+        raise UsageError(f"{flag} is {seconds:g}; give {expected}, at most {LONGEST_S:g}.")
 
 
 def check_hang_timeout(seconds: float) -> None:

@@ -16,7 +16,7 @@ from samestep import __version__
 from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.base.interrupts import ended_by_interrupt
+from samestep.base.signals import ended_by_interrupt
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 

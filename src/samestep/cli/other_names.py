@@ -43,6 +43,8 @@ ANSWERS = {
     "--duplicate-stdout-filters": _LOGS,
     "--duplicate-stderr-filters": _LOGS,
     "--logs-specs": _LOGS,
+    "--log-line-prefix-template": "samestep begins the lines of a worker with its rank; leave it out",
+    "--print-completion": "give samestep --show-completion",
     "--event-log-handler": "samestep writes no log of events; leave it out",
     "--multi-gpu": "each worker uses a GPU where there is one; leave it out, and give -n",
     "--cpu": "give --device cpu",

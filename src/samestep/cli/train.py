@@ -45,7 +45,7 @@ from samestep.training.settings import RunOptions, Settings
 
 if TYPE_CHECKING:
     from samestep.ranks.world.protocol import World
-    from samestep.training.output.result import Result
+    from samestep.training.output.run_folder import Result
     from samestep.training.recipes.request import Request
     from samestep.training.recipes.resolve import ResolvedConfig
 

@@ -15,17 +15,17 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
-from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import option, with_flags_of
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.launch.job import Program
+from samestep.launch.local.child import Watch, unwatched
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
-from samestep.launch.local.programs import Watch, unwatched
 from samestep.launch.source.launcher_variables import is_of_launcher
 from samestep.launchers.compute_threads import thread_variables, threads_per_rank
 from samestep.launchers.detect import Detected

@@ -16,8 +16,8 @@ from samestep.doctor import gpus, limits, network, run_folder
 from samestep.doctor.context import Context, predict
 from samestep.doctor.report import Report, agree_on_exit_code, gather
 from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
+from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
-from samestep.hooks.table import ALL
 from samestep.launchers.binding import undo_default_binding
 from samestep.launchers.compute_threads import without_default_threads
 from samestep.launchers.detect import detect

@@ -14,8 +14,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samestep.base.machine.description import numbers
 from samestep.base.machine.kernel_files import folders_in, number_of, text_of
-from samestep.base.machine.topology import numbers
 from samestep.base.units import bytes_text
 from samestep.doctor.context import Context
 from samestep.doctor.results import Finding, Result, Row, matrix, note, problem, rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.base.machine.cgroup import process_limit
+from samestep.base.machine.description import process_limit
 from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import bytes_text
 from samestep.doctor.context import Context

@@ -76,7 +76,7 @@ def read(context: Context) -> Network:
         here,
         named=context.environment.get(IFNAME, ""),
         source=_source_towards_master(context),
-        own=own_address() if place.nodes > 1 else None,
+        by_host_name=own_address() if place.nodes > 1 else None,
         default=machine_interfaces.default_interface(root=root),
     )
     return Network(

@@ -55,7 +55,7 @@ class TopLevelBackward:
 
     def finish(self) -> None:
         """Finish the participants in their order."""
-        for participant in sorted(self._participants, key=lambda one: one.order):
+        for participant in sorted(self._participants, key=lambda participant: participant.order):
             participant.finish()
 
 

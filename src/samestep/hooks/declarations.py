@@ -1,11 +1,20 @@
 """Declares every attribute of torch, Python and other libraries that samestep replaces; see `registry`.
 
-The constants are grouped by the feature that attaches them; those of `samestep verify` are in
-`verify_declarations`, and functions of devices in `device_declarations`. `table.ALL` lists them for the
-reference and the self-test.
+The constants are grouped by the feature that attaches them. `ALL` lists them for the reference and the
+self-test.
 """
 
 from samestep.hooks.registry import Hook
+
+
+def _each(owners: str, names: str, feature: str, reason: str, *, optional: bool = False) -> tuple[Hook, ...]:
+    """Return the hook of each name of each owner; spaces separate them."""
+    return tuple(
+        Hook(owner, name, feature, reason, optional=optional)
+        for owner in owners.split()
+        for name in names.split()
+    )
+
 
 LOADER = "torch.utils.data.dataloader:_BaseDataLoaderIter"
 FETCHER = "torch.utils.data._utils.fetch:_BaseDatasetFetcher"
@@ -40,34 +49,21 @@ MOVED_TO_CUDA = Hook("torch:Tensor", "cuda", _CLOCK, "a batch is copied to the a
 COMPILE = Hook("torch", "compile", _CLOCK, "the methods of the clock are excluded from compilation")
 
 _COMMUNICATION = "step clock: communication"
-COLLECTIVES = tuple(
-    Hook("torch.distributed", name, _COMMUNICATION, "begin and end of a collective", optional=True)
-    for name in (
-        *(
-            "all_gather",
-            "all_gather_coalesced",
-            "all_gather_into_tensor",
-            "all_gather_object",
-            "all_gather_single",
-        ),
-        *(
-            "all_reduce",
-            "all_reduce_coalesced",
-            "all_to_all",
-            "all_to_all_single",
-            "barrier",
-            "batch_isend_irecv",
-        ),
-        *("broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv"),
-        *("recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
-        *("scatter", "scatter_object_list", "send", "send_object_list"),
-    )
+COLLECTIVES = _each(
+    "torch.distributed",
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast "
+    "broadcast_object_list gather gather_object monitored_barrier recv recv_object_list reduce "
+    "reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list send "
+    "send_object_list",
+    _COMMUNICATION,
+    "begin and end of a collective",
+    optional=True,
 )
 AWAITED_SEND = Hook("torch.distributed", "send", "watchdog", "a rank waits for the receiver of its message")
 AWAITED_RECV = Hook("torch.distributed", "recv", "watchdog", "a rank waits for the sender of a message")
-ROOTED_COLLECTIVES = tuple(
-    Hook("torch.distributed", name, "watchdog", "the ranks give different roots")
-    for name in ("broadcast", "reduce", "gather", "scatter")
+ROOTED_COLLECTIVES = _each(
+    "torch.distributed", "broadcast reduce gather scatter", "watchdog", "the ranks give different roots"
 )
 BROADCAST_BUFFERS = Hook(
     "torch.distributed",
@@ -79,23 +75,17 @@ WORK_WAIT = Hook(
     "torch.distributed.distributed_c10d:Work", "wait", _COMMUNICATION, "a rank waits for a collective"
 )
 FUTURE_WAIT = Hook("torch.futures:Future", "wait", _COMMUNICATION, "a rank waits for a collective")
-SHARED_MEMORY = tuple(
-    Hook(
-        "samestep.ranks.collectives.shared_memory:SharedMemory",
-        name,
-        _COMMUNICATION,
-        "a collective in shared memory",
-    )
-    for name in ("agree", "all_gather", "all_reduce", "average", "barrier", "broadcast", "fold")
+SHARED_MEMORY = _each(
+    "samestep.ranks.collectives.shared_memory:SharedMemory",
+    "agree all_gather all_reduce average barrier broadcast fold",
+    _COMMUNICATION,
+    "a collective in shared memory",
 )
-DIRECT_CONNECTIONS = tuple(
-    Hook(
-        "samestep.ranks.collectives.direct:DirectCollectives",
-        name,
-        _COMMUNICATION,
-        "a collective by direct connections",
-    )
-    for name in ("all_gather", "all_reduce", "barrier")
+DIRECT_CONNECTIONS = _each(
+    "samestep.ranks.collectives.direct:DirectCollectives",
+    "all_gather all_reduce barrier",
+    _COMMUNICATION,
+    "a collective by direct connections",
 )
 SYNCHRONIZER_FINISH = Hook(
     "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
@@ -107,9 +97,11 @@ SYNCHRONIZER_FINISH = Hook(
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"
 SIDE_GROUP = Hook("torch.distributed.distributed_c10d", "init_process_group", _SANITIZER, _GROUP)
-JOIN_BEGUN, JOIN_ENDED = (
-    Hook("torch.distributed.algorithms.join:Join", name, _SANITIZER, "ranks have unequal numbers of steps")
-    for name in ("__enter__", "__exit__")
+JOIN_BEGUN, JOIN_ENDED = _each(
+    "torch.distributed.algorithms.join:Join",
+    "__enter__ __exit__",
+    _SANITIZER,
+    "ranks have unequal numbers of steps",
 )
 SIDE_GROUP_PUBLIC = Hook("torch.distributed", "init_process_group", _SANITIZER, _GROUP)
 
@@ -187,10 +179,7 @@ ACTIVATION_CHECKPOINT = Hook(
     arguments=("function",),
 )
 PADDED_SEQUENCE = Hook(
-    "torch._VF",
-    "_pad_packed_sequence",
-    _SPLIT,
-    "a slice is padded to the longest sequence of the batch",
+    "torch._VF", "_pad_packed_sequence", _SPLIT, "a slice is padded to the longest sequence of the batch"
 )
 PACKED_SEQUENCE = Hook(
     "torch.nn.utils.rnn",
@@ -240,19 +229,17 @@ WORKER_INFO = Hook(
 
 _ALONE = "serial scripts: the script sees one process"
 COUNTED_BACKWARD = Hook(
-    "torch.autograd",
-    "backward",
+    "torch.autograd", "backward", _ALONE, "--explain ends after some backward passes", arguments=("tensors",)
+)
+CREATED_GROUP = _each(
+    "torch.distributed torch.distributed.distributed_c10d",
+    "init_process_group",
     _ALONE,
-    "--explain ends after some backward passes",
-    arguments=("tensors",),
+    "a script that creates a process group is refused",
 )
-CREATED_GROUP = tuple(
-    Hook(owner, "init_process_group", _ALONE, "a script that creates a process group is refused")
-    for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
-)
-TORCH_MANUAL_SEEDS = tuple(
-    Hook(owner, "manual_seed", "workers of a script that spawns them", "they get seeds that an import sets")
-    for owner in ("torch", "torch.random")
+_SPAWNED = "workers of a script that spawns them"
+TORCH_MANUAL_SEEDS = _each(
+    "torch torch.random", "manual_seed", _SPAWNED, "they get seeds that an import sets"
 )
 GROUP_EXISTS = Hook(
     "torch.distributed", "is_initialized", _ALONE, "the script does not see the ranks' process group"
@@ -269,9 +256,8 @@ TORCH_RANDOM_SEED = Hook("torch.random", "seed", _ALONE, _SEEDS)
 
 # --- launching -------------------------------------------------------------------------------------------
 
-SPAWNED_WORKERS = tuple(
-    Hook("torch.multiprocessing", name, "workers of a script that spawns them", "samestep starts the workers")
-    for name in ("spawn", "start_processes")
+SPAWNED_WORKERS = _each(
+    "torch.multiprocessing", "spawn start_processes", _SPAWNED, "samestep starts the workers"
 )
 STARTED_BY_HAND = Hook(
     "multiprocessing.process:BaseProcess",
@@ -292,3 +278,152 @@ def file_function(owner: str, name: str) -> Hook:
     return Hook(
         owner, name, "serial scripts: files", "every rank sees the files of the serial script", optional=True
     )
+
+
+# --- devices ---------------------------------------------------------------------------------------------
+_CUDA = "--device cpu"
+_ON_CPU = "a script that names CUDA devices runs on the CPU"
+TORCH_LOAD = Hook("torch", "load", _CUDA, _ON_CPU, arguments=("f", "map_location"))
+TORCH_GENERATOR = Hook("torch", "Generator", _CUDA, _ON_CPU)
+DEFAULT_TENSOR_TYPE = Hook("torch", "set_default_tensor_type", _CUDA, _ON_CPU, optional=True)
+CUDA_TYPES = tuple(
+    Hook("torch.cuda", f"{kind}Tensor", _CUDA, _ON_CPU)
+    for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+)
+DEVICE_ANSWERS = tuple(
+    Hook(owner, name, _CUDA, "the script sees one GPU, libraries see none")
+    for owner, name in (
+        ("torch.cuda", "is_available"),
+        ("torch.cuda", "device_count"),
+        ("torch.accelerator", "is_available"),
+        ("torch.accelerator", "device_count"),
+        ("torch.accelerator", "current_accelerator"),
+    )
+)
+
+_GLOO = "native scripts: --device cpu"
+GLOO_GROUPS = _each(
+    "torch.distributed torch.distributed.distributed_c10d",
+    "init_process_group new_group",
+    _GLOO,
+    "Gloo replaces NCCL",
+)
+DEVICES_OF_BARRIER = Hook(
+    "torch.distributed",
+    "barrier",
+    _GLOO,
+    "Gloo takes no devices",
+    arguments=("group", "async_op", "device_ids"),
+)
+DEVICES_OF_DDP = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "__init__",
+    _GLOO,
+    "a model on the CPU has no device_ids",
+    arguments=("self", "module", "device_ids", "output_device"),
+)
+SYNCHRONIZED_NORM = Hook(
+    "torch.nn:SyncBatchNorm", "forward", _GLOO, "torch computes it on GPUs only", arguments=("self", "input")
+)
+NORMS_OF_DDP = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "_passing_sync_batchnorm_handle",
+    _GLOO,
+    "torch refuses SyncBatchNorm on the CPU",
+)
+
+
+def cuda_function(name: str) -> Hook:
+    """Return the hook of a function or class of ``torch.cuda`` that ``--device cpu`` replaces."""
+    return Hook("torch.cuda", name, _CUDA, _ON_CPU, optional=True)
+
+
+def accelerator_function(name: str) -> Hook:
+    """Return the hook of a function of ``torch.accelerator`` that ``--device cpu`` replaces."""
+    return Hook("torch.accelerator", name, _CUDA, _ON_CPU, optional=True)
+
+
+# --- verify ----------------------------------------------------------------------------------------------
+_VERIFY = "verify"
+SHUFFLED = Hook("torch.utils.data:DistributedSampler", "__iter__", _VERIFY, "the epoch that it shuffles")
+RECORDED_CALL = Hook(
+    "torch.nn:Module", "__call__", _VERIFY, "inputs and outputs of all modules in a step that differs"
+)
+PROBED_FETCH = Hook(FETCHER, "fetch", _VERIFY, "whether loading a sample draws random numbers")
+DELIVERED_BATCH = Hook(
+    LOADER,
+    "__next__",
+    _VERIFY,
+    "the end of a pass over a loader; random numbers depend on the last batch's samples",
+)
+SEEDED_FETCH = Hook(MAP_FETCHER, "fetch", _VERIFY, "random numbers depend on the loaded sample")
+JOINED = Hook(
+    "torch.distributed.algorithms.join:Join", "__exit__", _VERIFY, "steps that a rank without a batch shadows"
+)
+COMMUNICATION_HOOK = Hook(
+    "torch.nn.parallel:DistributedDataParallel",
+    "register_comm_hook",
+    _VERIFY,
+    "whether gradients are compressed",
+    arguments=("self", "state", "hook"),
+)
+FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
+DROPOUTS = _each(
+    "torch.nn.functional",
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+    _VERIFY,
+    "dropout is disabled in the run without random features",
+)
+ATTENTION = Hook(
+    "torch.nn.functional",
+    "scaled_dot_product_attention",
+    _VERIFY,
+    "its dropout is disabled in the run without random features",
+    arguments=("query", "key", "value", "attn_mask", "dropout_p"),
+)
+_CLIPPING = "torch.nn.utils torch.nn.utils.clip_grad"
+NORM_CLIPS = _each(_CLIPPING, "clip_grad_norm_", _VERIFY, "the norm of gradients before they are clipped")
+GROUP_OF_NORM = Hook(
+    "torch.nn:SyncBatchNorm", "__init__", _VERIFY, "batch norm over all ranks in place of those of a group"
+)
+REDUCTIONS = _each(
+    "torch.distributed", "all_reduce reduce", _VERIFY, "numbers that the ranks combine in an evaluation"
+)
+GATHERS = _each(
+    "torch.distributed",
+    "all_gather all_gather_into_tensor all_gather_object gather gather_object all_to_all all_to_all_single "
+    "reduce_scatter reduce_scatter_tensor",
+    _VERIFY,
+    "whether the ranks gather results in an evaluation",
+)
+
+_NOTES = "verify: notes"
+PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
+MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
+BATCH_SOURCE = Hook(LOADER, "__next__", _NOTES, "the data set of each batch")
+DRAWING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
+EPOCH_BEGIN = Hook(
+    "torch.utils.data:DataLoader", "__iter__", _NOTES, "the order of the samples of each epoch"
+)
+BATCH_INDICES = Hook(LOADER, "_next_index", _NOTES, "the order of the samples of each epoch")
+SCHEDULE_STEPS = tuple(
+    Hook(f"torch.optim.lr_scheduler:{name}", "step", _NOTES, "whether it comes before the optimizer's")
+    for name in ("LRScheduler", "SequentialLR", "ChainedScheduler", "CosineAnnealingWarmRestarts")
+)
+SCALER_STEP, SCALER_UNSCALE = _each(
+    "torch.amp.grad_scaler:GradScaler",
+    "step unscale_",
+    _NOTES,
+    "skipped steps, and gradients that are scaled",
+)
+CLIPS = _each(
+    _CLIPPING, "clip_grad_norm_ clip_grad_value_", _NOTES, "gradients that are clipped while they are scaled"
+)
+
+
+ALL = tuple(
+    hook
+    for value in [*globals().values()]
+    for hook in (value if isinstance(value, tuple) else (value,))
+    if isinstance(hook, Hook)
+)

@@ -1,11 +1,15 @@
-"""Finds the submodules and tensors of a module as `nn.Module` registers them.
+"""Finds the submodules and tensors of a module as `nn.Module` registers them, and replaces its forward.
 
 The class of a script's module may replace `parameters` or `modules` by a method that yields other tensors or
 wants arguments, and the module itself by an attribute of that name. A call depends on what is registered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,12 +18,12 @@ def named_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
     seen: set[int] = set()
     waiting = [(prefix, module)]
     while waiting:
-        name, one = waiting.pop()
-        if id(one) in seen:
+        name, owner = waiting.pop()
+        if id(owner) in seen:
             continue
-        seen.add(id(one))
-        yield name, one
-        parts = [(_joined(name, key), part) for key, part in one._modules.items() if part is not None]  # noqa: SLF001
+        seen.add(id(owner))
+        yield name, owner
+        parts = [(_joined(name, key), part) for key, part in owner._modules.items() if part is not None]  # noqa: SLF001
         waiting += reversed(parts)
 
 
@@ -28,18 +32,18 @@ def modules(module: nn.Module) -> Iterator[nn.Module]:
     seen: set[int] = set()
     waiting = [module]
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [part for part in reversed(one._modules.values()) if part is not None]  # noqa: SLF001
+        owner = waiting.pop()
+        if id(owner) not in seen:
+            seen.add(id(owner))
+            yield owner
+            waiting += [part for part in reversed(owner._modules.values()) if part is not None]  # noqa: SLF001
 
 
 def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters of a module, each once, in the order of `nn.Module.named_parameters`."""
     seen: set[int] = set()
-    for name, one in named_modules(module, prefix):
-        for key, parameter in one._parameters.items():  # noqa: SLF001
+    for name, owner in named_modules(module, prefix):
+        for key, parameter in owner._parameters.items():  # noqa: SLF001
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield _joined(name, key), parameter
@@ -48,8 +52,8 @@ def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 def parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the parameters of a module, each once; this runs in each call, so it makes no names."""
     seen: set[int] = set()
-    for one in modules(module):
-        for parameter in one._parameters.values():  # noqa: SLF001
+    for owner in modules(module):
+        for parameter in owner._parameters.values():  # noqa: SLF001
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter
@@ -58,8 +62,8 @@ def parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers of a module, each once, in the order of `nn.Module.named_buffers`."""
     seen: set[int] = set()
-    for name, one in named_modules(module):
-        for key, buffer in one._buffers.items():  # noqa: SLF001
+    for name, owner in named_modules(module):
+        for key, buffer in owner._buffers.items():  # noqa: SLF001
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
                 yield _joined(name, key), buffer
@@ -81,3 +85,58 @@ def submodule(module: nn.Module, name: str) -> nn.Module:
 
 def _joined(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
+
+
+Forward = Callable[..., Any]
+Undo = Callable[[], None]
+
+
+def original_forward(module: nn.Module) -> Forward:
+    """Return the forward that `module` has now: an attribute, or its class's method."""
+    forward: Forward = module.forward
+    return forward
+
+
+def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) -> Undo:
+    """Make calls of `module` run ``replacement(module, ...)``; return a function that undoes this.
+
+    Keys, class and hooks of the module do not change. Only this module is redirected: a deep copy copies the
+    new forward, which runs the original there. A pickled module is loaded without it, because a bound method
+    is pickled by its name, which is ``forward``. The returned function does not keep the module alive.
+
+    Args:
+        module: the module.
+        replacement: runs instead of its forward.
+        compiled: False excludes the replacement from `torch.compile`.
+    """
+    attribute = vars(module).get("forward")
+    if isinstance(attribute, MethodType) and attribute.__self__ is module:
+        before: Forward | None = attribute.__func__
+        bound = True
+    else:
+        before, bound = attribute, False
+    here, attached = ref(module), True
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if attached and self is here():
+            return replacement(self, *args, **kwargs)
+        if before is None:
+            return type(self).forward(self, *args, **kwargs)
+        return before(self, *args, **kwargs) if bound else before(*args, **kwargs)
+
+    if not compiled:
+        forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    vars(module)["forward"] = MethodType(forward, module)
+
+    def undo() -> None:
+        nonlocal attached
+        attached = False
+        target = here()
+        if target is None:
+            return
+        if before is None:
+            vars(target).pop("forward", None)
+        else:
+            vars(target)["forward"] = MethodType(before, target) if bound else before
+
+    return undo

@@ -25,13 +25,14 @@ class RngState:
     @classmethod
     def now(cls, device: torch.device = _CPU) -> "RngState":
         """Return the current state: of the CPU generators, and of a device's."""
-        own = None
+        of_device = None
         if device.type != "cpu":
-            own = (device, torch.get_device_module(device).get_rng_state(*_argument(device)))
-        return cls(torch.get_rng_state(), own, random.getstate(), _numpy_state())
+            of_device = (device, torch.get_device_module(device).get_rng_state(*_argument(device)))
+        return cls(torch.get_rng_state(), of_device, random.getstate(), _numpy_state())
 
     def restore(self) -> None:
         """Set all generators to this state."""
+        global _cached  # noqa: PLW0603 - there is one generator for the process
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             device, state = self.device
@@ -41,33 +42,36 @@ class RngState:
                 module.set_rng_state(state, *_argument(device))
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        _clear_cache()
+        _cached = b"", None  # the restore may have set the second number of a normal pair
 
-    def same(self, other: "RngState") -> bool:
+    def same(self, state: "RngState") -> bool:
         """Return whether both states are equal."""
-        return self.same_of_torch(other) and self.same_on_host(other)
+        return self.same_of_torch(state) and self.same_on_host(state)
 
-    def same_of_torch(self, other: "RngState") -> bool:
+    def same_of_torch(self, state: "RngState") -> bool:
         """Return whether the states of torch's generators are equal."""
-        devices = (self.device is None and other.device is None) or (
+        devices = (self.device is None and state.device is None) or (
             self.device is not None
-            and other.device is not None
-            and torch.equal(self.device[1], other.device[1])
+            and state.device is not None
+            and torch.equal(self.device[1], state.device[1])
         )
-        return torch.equal(self.cpu, other.cpu) and devices
+        return torch.equal(self.cpu, state.cpu) and devices
 
-    def same_on_host(self, other: "RngState") -> bool:
+    def same_on_host(self, state: "RngState") -> bool:
         """Return whether the states of Python's and NumPy's generators are equal."""
-        mine, theirs = self.numpy, other.numpy
+        current, expected = self.numpy, state.numpy
         return bool(
-            self.python == other.python
-            and (mine is theirs or (mine[2:] == theirs[2:] and bool((mine[1] == theirs[1]).all())))
+            self.python == state.python
+            and (
+                current is expected
+                or (current[2:] == expected[2:] and bool((current[1] == expected[1]).all()))
+            )
         )
 
-    def digest_of_changed(self, other: "RngState") -> int:
-        """Return a digest of the streams whose state differs in `other`; 0 if none does."""
-        pairs = zip(self.streams(), other.streams(), strict=True)
-        return zlib.crc32(b"".join(mine for mine, theirs in pairs if mine != theirs))
+    def digest_of_changed(self, state: "RngState") -> int:
+        """Return a digest of the streams whose state differs in `state`; 0 if none does."""
+        pairs = zip(self.streams(), state.streams(), strict=True)
+        return zlib.crc32(b"".join(stream for stream, stream_of_state in pairs if stream != stream_of_state))
 
     def tensors(self) -> list[Tensor]:
         """Return the states of torch's generators, in the order of the fields."""
@@ -76,7 +80,7 @@ class RngState:
     def streams(self) -> list[bytes]:
         """Return the state of each stream."""
         return [
-            *(one.numpy().tobytes() for one in self.tensors()),
+            *(tensor.numpy().tobytes() for tensor in self.tensors()),
             repr(self.python).encode(),
             repr(self.numpy[2:]).encode() + self.numpy[1].tobytes(),
         ]
@@ -113,12 +117,6 @@ def _numpy_state() -> Any:
         state = np.random.get_state(legacy=True)
         _cached = memory, state
     return state
-
-
-def _clear_cache() -> None:
-    """Clear the cache, since a restore may have set the second number of a normal pair."""
-    global _cached  # noqa: PLW0603
-    _cached = b"", None
 
 
 _TWISTER_BYTES = 4 * 625  # size of the raw state: 624 words and a position

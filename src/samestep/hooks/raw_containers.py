@@ -29,18 +29,18 @@ def _cached(compute: Callable[[Any], T]) -> Callable[[Any], T]:
     """Keep what a function returns for a class."""
     known = lru_cache(maxsize=4096)(compute)
 
-    def found(kind: Any) -> T:
+    def cached(kind: Any) -> T:
         try:
             return known(kind)
         except TypeError:  # its metaclass has no hash
             return compute(kind)
 
-    return found
+    return cached
 
 
 @_cached
 def _base_of(kind: Any) -> Any:
-    return next((one for one in kind.__mro__ if one in _BASES), None)
+    return next((base for base in kind.__mro__ if base in _BASES), None)
 
 
 def is_mapping(value: Any) -> bool:
@@ -90,9 +90,9 @@ def refill(container: Any, contents: Any) -> None:
         for key, value in pairs:
             base.__setitem__(container, key, value)
         return
-    found = elements(contents)
+    new = elements(contents)
     base.clear(container)
-    (base.update if base is set else base.extend)(container, found)
+    (base.update if base is set else base.extend)(container, new)
 
 
 def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
@@ -106,19 +106,19 @@ def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     before = dict(items(container)) if is_mapping(container) else {}
     of_fields = {key for key in new if isinstance(key, str) and key[:1] == "." and key not in before}
     fields = {key[1:]: new[key] for key in of_fields}
-    own = {key: part for key, part in new.items() if key not in of_fields}
+    of_items = {key: part for key, part in new.items() if key not in of_fields}
     if base in (tuple, frozenset):
         try:
-            made = base.__new__(kind, [*own.values()])
+            made = base.__new__(kind, [*of_items.values()])
         except TypeError:  # a class in C, such as that of the results of `torch.max`
-            made = kind([*own.values()])
+            made = kind([*of_items.values()])
         return _with_fields(made, container, {}, fields)
     made = empty(kind, setting_of(container))
     if is_mapping(container):
-        refill(made, {**before, **own})
-        moved = {id(before[key]): (before[key], part) for key, part in own.items() if key in before}
+        refill(made, {**before, **of_items})
+        moved = {id(before[key]): (before[key], part) for key, part in of_items.items() if key in before}
         return _with_fields(made, container, moved, fields)
-    refill(made, [*own.values()])
+    refill(made, [*of_items.values()])
     return _with_fields(made, container, {}, fields)
 
 
@@ -166,19 +166,19 @@ def with_fields(record: Any, new: Mapping[str, Any]) -> Any:
 def stored_fields(record: Any) -> dict[str, Any] | None:
     """Return the dict that stores the fields of an object; None if it has none."""
     try:
-        found = object.__getattribute__(record, "__dict__")
+        stored = object.__getattribute__(record, "__dict__")
     except AttributeError:
         return None
-    return found if type(found) is dict else None
+    return stored if type(stored) is dict else None
 
 
 def fields_of(record: Any) -> dict[str, Any]:
     """Return the fields of an object, from its dict and its slots; properties are not computed."""
-    found = {}
+    values = {}
     for name, slot in _slots_of(type(record)):
         with suppress(AttributeError):  # it may not be set
-            found[name] = slot.__get__(record)
-    return {**found, **(stored_fields(record) or {})}
+            values[name] = slot.__get__(record)
+    return {**values, **(stored_fields(record) or {})}
 
 
 def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
@@ -199,9 +199,9 @@ def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
 def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
     """Return the slots that the classes of Python code define, by their names."""
     return tuple(
-        (name, one)
+        (name, slot)
         for owner in kind.__mro__
         if "__slots__" in vars(owner)
-        for name, one in vars(owner).items()
-        if isinstance(one, MemberDescriptorType)
+        for name, slot in vars(owner).items()
+        if isinstance(slot, MemberDescriptorType)
     )

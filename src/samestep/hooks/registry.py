@@ -5,19 +5,24 @@ higher order is outside of one of lower order, and of equal order the later atta
 is restored when the last of them is detached, in any order, also after an error::
 
     script -> hook attached last -> hook attached first -> original
+
+Functions that libraries import by name are replaced in every module that refers to them.
 """
 
+import glob
 import inspect
 import os
+import pathlib
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import count
 from pkgutil import resolve_name
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from samestep.base.console import write_stderr
 from samestep.base.errors import UsageError
@@ -186,12 +191,12 @@ def problems(hooks: Iterable[Hook]) -> Iterator[str]:
         before = vars(owner).get(hook.attribute, _MISSING)
         original = getattr(owner, hook.attribute)
         parameters = _parameters(original)
-        missing = [one for one in hook.arguments if parameters is not None and one not in parameters]
+        missing = [] if parameters is None else [name for name in hook.arguments if name not in parameters]
         if missing:
             yield f"{hook.name} has no parameter {', '.join(missing)}; {hook.feature} relies on it"
         if before is not _MISSING and _is_foreign(hook, original):
             yield f"{hook.name} is replaced by {original.__module__}; {hook.feature} runs around that"
-        with attached_to(owner, hook, lambda found: found):
+        with attached_to(owner, hook, lambda function: function):
             pass
         if vars(owner).get(hook.attribute, _MISSING) is not before:
             yield f"{hook.name} was not restored"
@@ -240,9 +245,9 @@ def _detach(key: tuple[int, str], chain: _Chain, entry: tuple[tuple[int, int], M
 
 
 def _warn_of_conflict(chain: _Chain) -> None:
-    found = getattr(chain.owner, chain.attribute, None)
+    replacement = getattr(chain.owner, chain.attribute, None)
     owner = getattr(chain.owner, "__qualname__", None) or getattr(chain.owner, "__name__", repr(chain.owner))
-    by = getattr(found, "__module__", None) or type(found).__name__
+    by = getattr(replacement, "__module__", None) or type(replacement).__name__
     text = f"{by} has replaced {owner}.{chain.attribute} while samestep used it; its replacement stays."
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -263,3 +268,102 @@ def _is_foreign(hook: Hook, value: Any) -> bool:
     if hook.library not in ("torch", "numpy") or not inspect.isfunction(value) or not isinstance(module, str):
         return False
     return module.partition(".")[0] not in (hook.library, "samestep")
+
+
+_Pairs: TypeAlias = dict[int, tuple[Any, Any]]
+_PLAIN = ("posix", "_io", "importlib", "samestep", "_frozen_importlib", "_frozen_importlib_external")
+"""Packages in which functions are not replaced: Python's import system, and samestep."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """A module's namespace, as it was when it was searched."""
+
+    namespace: int
+    length: int
+    names: Sequence[str]  # the names that refer to one of the functions
+
+
+_functions: dict[int, Any] = {}
+_searched: dict[str, _Searched] = {}
+
+
+def search_references(functions: Iterable[Any]) -> None:
+    """Find all names that refer to `functions`, which `references_replaced` then does not have to search.
+
+    A forked process that reads all names of all modules copies most of its memory, which takes longer than
+    the search. So the launcher searches before it forks; later searches are limited to modules that are new
+    or grown.
+    """
+    known = {id(function): function for function in functions}
+    if not known.keys() <= _functions.keys():
+        _functions.update(known)
+        _searched.clear()
+    for module, names in _namespaces():
+        if module != "__main__" and not _is_known(module, names):
+            referring = [name for name, value in [*names.items()] if _functions.get(id(value)) is value]
+            _searched[module] = _Searched(id(names), len(names), referring)
+
+
+@contextmanager
+def references_replaced(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Replace functions in all modules for the duration of a block.
+
+    Args:
+        pairs: each function, and its replacement.
+    """
+    _replace_all({id(old): (old, new) for old, new in pairs})
+    try:
+        yield
+    finally:
+        _replace_all({id(new): (new, old) for old, new in pairs})
+
+
+def _replace_all(pairs: _Pairs) -> None:
+    are_searched = all(id(old) in _functions or id(new) in _functions for old, new in pairs.values())
+    for module, names in _namespaces():
+        is_known = are_searched and _is_known(module, names)
+        _replace(names, pairs, _searched[module].names if is_known else [*names])
+    import numpy as np  # not at the top: most processes replace no references
+
+    openers = np.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]  # noqa: SLF001
+    _replace(openers, pairs, [*openers])
+    for holder in _holders_of_file_functions():
+        for name, value in [*vars(holder).items()]:
+            plain = value.__func__ if isinstance(value, staticmethod) else value
+            if id(plain) in pairs and pairs[id(plain)][0] is plain:
+                setattr(holder, name, staticmethod(pairs[id(plain)][1]))
+    for group in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        for old, new in pairs.values():
+            if old in group:
+                cast("set[Any]", group).discard(old)
+                cast("set[Any]", group).add(new)
+
+
+def _holders_of_file_functions() -> list[type]:
+    """Return the classes by which pathlib calls functions of `os`: those of Python 3.10, and of 3.13."""
+    classes = (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None))
+    return [holder for holder in classes if holder is not None]
+
+
+def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the namespace of each module in which functions are replaced."""
+    for module, loaded in [*sys.modules.items()]:
+        if module.partition(".")[0] not in _PLAIN:
+            names = getattr(loaded, "__dict__", None)
+            if isinstance(names, dict):
+                yield module, names
+
+
+def _is_known(module: str, names: dict[str, Any]) -> bool:
+    """Return whether a module has been searched, and has as many names as then."""
+    record = _searched.get(module)
+    return record is not None and record.namespace == id(names) and record.length == len(names)
+
+
+def _replace(names: dict[Any, Any], pairs: _Pairs, candidates: Iterable[Any]) -> None:
+    for name in candidates:
+        value = names.get(name)
+        pair = pairs.get(id(value))
+        if pair is not None and pair[0] is value:
+            names[name] = pair[1]

@@ -3,6 +3,7 @@
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -50,15 +51,15 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     """Return `value` with each tensor replaced; containers are copied, everything else is shared."""
     if isinstance(value, Tensor):
         return change(path, value)
-    own = parts_of(value) if len(path) < _DEEPEST else ()
-    return _with_parts(value, {key: mapped(part, change, (*path, key)) for key, part in own})
+    inner = parts_of(value) if len(path) < _DEEPEST else ()
+    return _with_parts(value, {key: mapped(part, change, (*path, key)) for key, part in inner})
 
 
 def replaced(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
     """Return `value` with the parts at some paths replaced; the containers around them are copied."""
     if path in new:
         return new[path]
-    if not any(one[: len(path)] == path for one in new):
+    if not any(changed[: len(path)] == path for changed in new):
         return value
     return _with_parts(value, {key: replaced(part, new, (*path, key)) for key, part in parts_of(value)})
 
@@ -71,8 +72,8 @@ def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
         return with_items(value, parts)
     if isinstance(value, UserDict):
         beside = {key[1:]: part for key, part in parts.items() if key not in value.data}
-        own = {key: part for key, part in parts.items() if key in value.data}
-        return with_fields(value, {**beside, "data": {**value.data, **own}})
+        stored = {key: part for key, part in parts.items() if key in value.data}
+        return with_fields(value, {**beside, "data": {**value.data, **stored}})
     return with_fields(value, parts)
 
 
@@ -85,14 +86,14 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
         return
     base = base_of(value)
     if base in (list, tuple):
-        own = [*enumerate(elements(value))]
+        pairs = [*enumerate(elements(value))]
     elif is_mapping(value):
-        own = items(value)
+        pairs = items(value)
     elif isinstance(value, UserDict):
-        own = [*value.data.items()]
+        pairs = [*value.data.items()]
     elif is_dataclass(value) and not isinstance(value, type):
         stored = fields_of(value)
-        names = [one.name for one in fields(value) if one.name in stored]
+        names = [field.name for field in fields(value) if field.name in stored]
         yield from ((name, stored[name]) for name in names)
         beside = _fields_beside(value, [(name, stored[name]) for name in names])
         yield from ((name, part) for name, part in beside if name not in names)
@@ -100,9 +101,9 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
     else:
         yield from _fields_with_tensors(value).items()
         return
-    yield from own
+    yield from pairs
     if type(value) is not base:
-        yield from ((f".{name}", part) for name, part in _fields_beside(value, own) if name != "data")
+        yield from ((f".{name}", part) for name, part in _fields_beside(value, pairs) if name != "data")
 
 
 def _is_atom(value: Any) -> bool:
@@ -112,9 +113,9 @@ def _is_atom(value: Any) -> bool:
         return False
 
 
-def _fields_beside(value: Any, own: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+def _fields_beside(value: Any, parts: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the fields that hold tensors and are no parts, such as what `__post_init__` has computed."""
-    known = {id(part) for _, part in own}
+    known = {id(part) for _, part in parts}
     for name, part in fields_of(value).items():
         if id(part) not in known and _holds_tensors(part, 2):
             yield name, part
@@ -151,15 +152,12 @@ def data_in(value: Any) -> list[Tensor]:
         value = value.data
     if isinstance(value, Tensor):
         return [value] if value.dim() and value.numel() and not value.requires_grad else []
-    found = filter(None, (data_in(part) for _, part in parts_of(value)))
-    first = next(found, [])
+    nested = filter(None, (data_in(part) for _, part in parts_of(value)))
+    first = next(nested, [])
     if not isinstance(value, list):
         return first
-    return first + [one for some in found for one in some if _is_alike(one, first[0])]
-
-
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    return (one.dim(), one.dtype) == (other.dim(), other.dtype)
+    of_list = [*first, *chain.from_iterable(nested)]
+    return [tensor for tensor in of_list if (tensor.dim(), tensor.dtype) == (first[0].dim(), first[0].dtype)]
 
 
 def text(path: Path) -> str:

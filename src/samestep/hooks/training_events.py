@@ -1,9 +1,15 @@
-"""Reports the events of a training loop to a listener: module calls, backwards, optimizer steps, batches."""
+"""Reports the events of a training loop to a listener: module calls, backwards, optimizer steps, batches.
 
+The methods that report are excluded from `torch.compile` although compiled code calls them: Dynamo would
+compile each with guards on all that it reads, and recompile when that changes, which is in every step.
+"""
+
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from os import getpid
 from threading import get_ident
+from types import FunctionType
 from typing import Any
 from weakref import ref
 
@@ -16,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from samestep.hooks import declarations, module_parts
-from samestep.hooks.registry import attached_all, named
+from samestep.hooks.registry import attached, attached_all, named
 
 
 class Listener:
@@ -114,7 +120,7 @@ def optimizer_steps(after: Callable[[Optimizer], None]) -> Iterator[None]:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups, in order."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def is_transformed() -> bool:
@@ -221,11 +227,47 @@ class _EventSource:
 
 def _has_parameters(module: nn.Module) -> bool:
     kind = type(module)
-    overrides = (kind.parameters, kind.named_parameters) != (
-        nn.Module.parameters,
-        nn.Module.named_parameters,
-    )
+    overrides = (kind.parameters, kind.named_parameters) != (nn.Module.parameters, nn.Module.named_parameters)
     # Most losses have neither parameters nor parts, and are called in each step.
     if (module._parameters or module._modules) and next(module_parts.parameters(module), None) is not None:  # noqa: SLF001
         return True
     return overrides and next(iter(module.parameters()), None) is not None
+
+
+_skipped_folders: set[str] = set()
+
+
+@contextmanager
+def uncompiled(owner: type) -> Iterator[None]:
+    """Exclude a class's methods, and the functions they call, from compilation inside a block."""
+    methods = [member for member in vars(owner).values() if isinstance(member, FunctionType)]
+
+    def marking(compiling: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _mark(methods)
+            return compiling(*args, **kwargs)
+
+        return call
+
+    if "torch._dynamo" in sys.modules:  # importing it takes more than a second
+        _mark(methods)
+    with attached(declarations.COMPILE, named(marking)):
+        yield
+
+
+def _mark(methods: list[FunctionType]) -> None:
+    # The public spelling gives another function.
+    from torch._dynamo import decorators, eval_frame, trace_rules
+
+    dynamo: Any = eval_frame
+    if not hasattr(dynamo, "FrameExecStrategy"):  # torch 2.6 can only skip files
+        folders = {__package__, *(method.__module__.rpartition(".")[0] for method in methods)}
+        for folder in folders - _skipped_folders:
+            trace_rules.add(folder)
+            _skipped_folders.add(folder)
+        return
+    for method in methods:
+        decorators.skip(method)
+        # Some versions compile the functions that a skipped one calls.
+        skip = dynamo.FrameAction.SKIP
+        dynamo.set_code_exec_strategy(method.__code__, dynamo.FrameExecStrategy(skip, skip))

@@ -63,7 +63,7 @@ class Spawn:
 Plan: TypeAlias = Join | Spawn
 
 
-def plan(job: Job, found: Detected, *, spawns: bool = False) -> Plan:
+def plan(job: Job, detected: Detected, *, spawns: bool = False) -> Plan:
     """Return this process's plan for `job`; pure.
 
     Tasks of a program that `spawns` its workers are never workers: on several nodes, each starts it once.
@@ -72,21 +72,22 @@ def plan(job: Job, found: Detected, *, spawns: bool = False) -> Plan:
         UsageError: the tasks found do not fit the requested workers.
     """
     asked = job.asked()
-    tasks = found.place.size
+    place = detected.place
+    tasks = place.size
     if job.nodes.count > 1:
-        return _explicit_nodes(job, found.place, asked)
-    if found.place.launcher == UNLAUNCHED:
+        return _explicit_nodes(job, place, asked)
+    if place.launcher == UNLAUNCHED:
         return Spawn(local=asked or 1, nodes=job.nodes)
     if job.workers is None and job.per_node is not None:
-        asked = job.per_node * found.place.nodes
-    starts_on_each = spawns and asked is not None and tasks == found.place.nodes > 1
+        asked = job.per_node * place.nodes
+    starts_on_each = spawns and asked is not None and tasks == place.nodes > 1
     if asked is None or (asked == tasks and not starts_on_each):
-        return Join(place=found.place, master=found.master)
-    if tasks == found.place.nodes and asked % tasks == 0:
-        return Spawn(local=asked // tasks, nodes=_launched_nodes(job.nodes, found))
+        return Join(place=place, master=detected.master)
+    if tasks == place.nodes and asked % tasks == 0:
+        return Spawn(local=asked // tasks, nodes=_launched_nodes(job.nodes, detected))
     raise UsageError(
-        f"{asked} workers were asked for, but {found.place.launcher} started {tasks} task(s) on "
-        f"{found.place.nodes} node(s). Leave -n out to make each task a worker, or start one task per node "
+        f"{asked} workers were asked for, but {place.launcher} started {tasks} task(s) on "
+        f"{place.nodes} node(s). Leave -n out to make each task a worker, or start one task per node "
         "and ask for a multiple of the nodes."
     )
 
@@ -125,17 +126,17 @@ def _complete(nodes: Nodes, max_restarts: int) -> Nodes:
     return nodes
 
 
-def _launched_nodes(nodes: Nodes, found: Detected) -> Nodes:
+def _launched_nodes(nodes: Nodes, detected: Detected) -> Nodes:
     """Return the nodes and the rendezvous of a launcher's tasks, one on each node."""
-    place = found.place
+    place = detected.place
     if place.nodes == 1:
         return nodes
-    if found.master is None:
+    if detected.master is None:
         raise UsageError(
             f"{place.launcher} started tasks on {place.nodes} nodes but gives no address for the rendezvous. "
             "Set MASTER_ADDR (a host of node 0 that all reach) and MASTER_PORT, or give --master-addr."
         )
-    host, port = found.master
+    host, port = detected.master
     return Nodes(count=place.nodes, rank=place.node, backend="static", endpoint=endpoint(host, port))
 
 
@@ -154,22 +155,22 @@ def host_of(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].strip("[]")
 
 
-def planned(job: Job, found: Detected, *, spawns: bool = False) -> tuple[Job, Plan]:
+def planned(job: Job, detected: Detected, *, spawns: bool = False) -> tuple[Job, Plan]:
     """Return the job, with a name, and this process's plan for it; see `plan`."""
-    at = found
-    if found.place.size > 1 and job.nodes.count == 1:
-        address, port = choose(found)  # the port may still change: see `agreed_plan`
-        at = replace(found, master_addr=address, master_port=port)
-    settled = plan(job, at, spawns=spawns)
+    at_address = detected
+    if detected.place.size > 1 and job.nodes.count == 1:
+        address, port = choose(detected)  # the port may still change: see `agreed_plan`
+        at_address = replace(detected, master_addr=address, master_port=port)
+    settled = plan(job, at_address, spawns=spawns)
     if job.run_id:
         return job, settled
     several = isinstance(settled, Spawn) and settled.nodes.count > 1
     # On several nodes, the name must be the same on each.
-    return replace(job, run_id=found.job or "none" if several else uuid.uuid4().hex[:8]), settled
+    return replace(job, run_id=detected.job or "none" if several else uuid.uuid4().hex[:8]), settled
 
 
 @contextmanager
-def agreed_plan(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
+def agreed_plan(plan: Plan, detected: Detected, *, is_given: bool) -> Iterator[Plan]:
     """Yield the plan with the address and port that its launcher's tasks agree on, if none was given.
 
     Raises:
@@ -181,11 +182,11 @@ def agreed_plan(plan: Plan, found: Detected, *, given: bool) -> Iterator[Plan]:
         with reserved_port() as holder:
             yield replace(plan, master=holder.getsockname())
         return
-    apart = plan.place.size > 1 if isinstance(plan, Join) else plan.nodes.count > 1
-    if given or not apart:
+    has_peers = plan.place.size > 1 if isinstance(plan, Join) else plan.nodes.count > 1
+    if is_given or not has_peers:
         yield plan
         return
-    with rendezvous_endpoint(found) as (address, port):
+    with rendezvous_endpoint(detected) as (address, port):
         if isinstance(plan, Join):
             yield replace(plan, master=(address, port))
         else:

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
-from samestep.base.machine.description import cpu_share
-from samestep.base.machine.topology import Core, cores, gpu_nodes
+from samestep.base.machine.description import Core, cores, cpu_share, gpu_nodes
 from samestep.base.place import Place
 from samestep.base.process_identity import Ancestors, ancestors
 from samestep.launchers.compute_threads import BOUND, guess_sharing, launcher_processes, threads_per_rank

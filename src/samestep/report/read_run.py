@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base import step_phases
+from samestep.base.documents import TOML_BYTES, parse_json, parse_toml, read_json_lines
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import read_text
-from samestep.base.typed_json import read_json_lines
 from samestep.base.units import counted
-from samestep.base.untrusted_documents import TOML_BYTES, parse_json, parse_toml
 
 PHASES = step_phases.OF_LOOP
 OTHER = "other"

@@ -13,8 +13,7 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
 from samestep.base.machine.accelerators import can_have_accelerators
-from samestep.base.machine.description import cpu_share, refuse_beyond_memory
-from samestep.base.machine.topology import cores
+from samestep.base.machine.description import cores, cpu_share, refuse_beyond_memory
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned

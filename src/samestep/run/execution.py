@@ -14,17 +14,15 @@ from typing import NoReturn
 from samestep.base import env
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
-from samestep.base.interrupts import ended_by_interrupt
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
+from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
-from samestep.launch.local.child import Report, ReportPipe, Start
+from samestep.launch.local.child import Report, ReportPipe, Start, become, entry_of, has_common_group
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, host, leave
-from samestep.launch.local.local_backend import Restarts, place_variables
-from samestep.launch.local.programs import become, entry_of, has_common_group
-from samestep.launch.local.supervisor import Outcome
+from samestep.launch.local.local_backend import Outcome, Restarts, place_variables
 from samestep.launch.plan import Join, Spawn, agreed_plan, use_interface
 from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside
@@ -81,7 +79,7 @@ def execute(decision: Decision) -> int:
         env.export(thread_variables(decision.threads))
     folder = _folder_of_script(decision)
     is_new = folder is not None and not folder.exists()
-    with agreed_plan(decision.plan, decision.detected, given=decision.job.nodes.count > 1) as settled:
+    with agreed_plan(decision.plan, decision.detected, is_given=decision.job.nodes.count > 1) as settled:
         if (interface := use_interface(settled)) is not None and interface.must_set and decision.is_main:
             log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
         if isinstance(settled, Join):

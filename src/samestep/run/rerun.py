@@ -19,7 +19,7 @@ from samestep.base.console import log
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.launch.job import Job, Program
-from samestep.launch.local.programs import become
+from samestep.launch.local.child import become
 from samestep.launchers.detect import UNLAUNCHED, detect
 
 

@@ -26,11 +26,10 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from samestep.autopilot.files.file_calls import redirect_in_fork, unredirected
 from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
-from samestep.launch.local.child import Report, ReportPipe, Start
+from samestep.launch.local.child import Report, ReportPipe, Start, Watch
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import forget_parent
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import Watch
 from samestep.launch.local.spawn import report_of, started_workers
 from samestep.launch.local.workers import Worker, pidfd
 from samestep.launchers.detect import Detected

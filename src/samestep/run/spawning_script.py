@@ -24,10 +24,10 @@ from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
+from samestep.launch.local.child import Around, Watch, as_it_is, seed_generators
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import autograd_has_threads, fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, ending_of, exit_process
-from samestep.launch.local.programs import Around, Watch, as_it_is, seed_generators
 from samestep.launch.source.launcher_variables import VARIABLES_OF_TORCHRUN
 from samestep.launchers.detect import Detected, detect
 from samestep.run.decision import TRAINS_ALONE

@@ -17,8 +17,8 @@ from samestep.base.console import log
 from samestep.base.errors import Error
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
+from samestep.launch.local.child import Around
 from samestep.launch.local.hosting import Ending, exit_process
-from samestep.launch.local.programs import Around
 from samestep.launchers.detect import detect
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Kind, has_ended
 from samestep.observe.clock.step_clock import ScriptClock

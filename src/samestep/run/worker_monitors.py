@@ -19,9 +19,9 @@ from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.place import Place
+from samestep.launch.local.child import Around, Watch, has_common_group
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
-from samestep.launch.local.programs import Around, Watch, has_common_group
 from samestep.launch.source.launcher_variables import VariableRead
 from samestep.launchers.detect import detect
 from samestep.observe.clock.step_clock import ScriptClock

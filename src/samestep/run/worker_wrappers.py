@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from samestep.base import env
+from samestep.launch.local.child import Around, Watch, as_it_is, unwatched
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import Around, Watch, as_it_is, unwatched
 from samestep.launch.plan import Spawn
 from samestep.launchers.binding import bind
 from samestep.launchers.detect import detect

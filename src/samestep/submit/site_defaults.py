@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from samestep.base import env
 from samestep.base.config import config_path, table
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import check, option
+from samestep.base.options import check, option
 from samestep.submit.shell import quoted
 
 SIZE_PANEL, SOFTWARE_PANEL = "Resources of a job", "Software"

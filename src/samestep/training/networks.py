@@ -42,7 +42,7 @@ def _pooled_layer(inputs: int, outputs: int, *, batch_norm: bool) -> nn.Sequenti
     return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=2), *norm, nn.ReLU(), nn.MaxPool2d(2))
 
 
-SCORE_SCALE = 0.125
+SCORE_SCALE = 0.125  # of ResNet-9; see its class
 
 
 class ResNet9(nn.Module):

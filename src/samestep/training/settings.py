@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from samestep.base.errors import CheckpointError, UsageError
-from samestep.base.option_combinations import OF_SETTINGS, check_options
-from samestep.base.setting_fields import check, flag, option
+from samestep.base.options import OF_SETTINGS, check, check_options, flag, option
 from samestep.base.signals import WARNINGS
 from samestep.training.output.profile import steps_of
 
@@ -134,9 +133,9 @@ class Settings:
     def as_options(self) -> dict[str, Any]:
         """Return the values that are not those by default, by their option."""
         return {
-            flag(one.name): value
-            for one in dataclasses.fields(self)
-            if (value := getattr(self, one.name)) != one.default
+            flag(field.name): value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
         }
 
     def check_workers(self, workers: int) -> None:

@@ -12,8 +12,7 @@ import cloudpickle
 
 from samestep.base import env
 from samestep.launch.job import Program
-from samestep.launch.local.child import Entry, Report, ReportPipe, Start
-from samestep.launch.local.programs import become
+from samestep.launch.local.child import Entry, Report, ReportPipe, Start, become
 
 
 def in_fresh_interpreters(entry: Entry, folder: Path) -> Entry:

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from samestep.autopilot.split.batch_norms import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.autopilot.split.draw_plans import BatchDraw, sample_dim
 from samestep.autopilot.split.random_draws import SplitDraws
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
@@ -49,11 +49,11 @@ def rank_features_disabled(on_own_generator: Callable[[int], None] = lambda _: N
     with ExitStack() as stack:
         stack.enter_context(batch_norm_of_slices())
         hooks = {
-            **dict.fromkeys(verify_declarations.DROPOUTS, instead(_identity)),
-            verify_declarations.ATTENTION: _without_dropout,
-            verify_declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
-            verify_declarations.GROUP_OF_NORM: wrapping(_over_all_ranks),
-            verify_declarations.COMMUNICATION_HOOK: wrapping(_without_compression),
+            **dict.fromkeys(declarations.DROPOUTS, instead(_identity)),
+            declarations.ATTENTION: _without_dropout,
+            declarations.SEEDED_FETCH: wrapping(_fetch_seeded),
+            declarations.GROUP_OF_NORM: wrapping(_over_all_ranks),
+            declarations.COMMUNICATION_HOOK: wrapping(_without_compression),
         }
         stack.enter_context(attached_all(hooks))
         stack.enter_context(per_sample_randomness(on_own_generator))
@@ -147,7 +147,7 @@ def per_sample_randomness(on_own_generator: Callable[[int], None] = lambda _: No
     batches = _Batches(on_own_generator)
     with ExitStack() as stack:
         stack.enter_context(subscribed(batches))
-        stack.enter_context(attached(verify_declarations.NEXT_BATCH, wrapping(batches.fetch)))
+        stack.enter_context(attached(declarations.DELIVERED_BATCH, wrapping(batches.fetch)))
         stack.enter_context(batches.draws)
         yield
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison
@@ -77,7 +77,7 @@ def in_double_precision() -> Iterator[None]:
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with attached(verify_declarations.FROM_NUMPY, wrapping(_from_numpy)), _Widening():
+        with attached(declarations.FROM_NUMPY, wrapping(_from_numpy)), _Widening():
             yield
     finally:
         torch.set_default_dtype(usual)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 
-from samestep.hooks import declarations, verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in
@@ -105,19 +105,17 @@ class Probe(Listener):
                 stack.enter_context(observer.attached())
             hooks = {
                 declarations.NEW_OPTIMIZER: after(self._made.append),
-                verify_declarations.SHUFFLED: wrapping(self._shuffle),
-                verify_declarations.NEXT_BATCH: wrapping(self._next_batch),
-                verify_declarations.JOINED: wrapping(self._join),
-                verify_declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
-                **dict.fromkeys(verify_declarations.NORM_CLIPS, wrapping(self._clip)),
-                **dict.fromkeys(verify_declarations.REDUCTIONS, wrapping(self._reduce)),
-                **dict.fromkeys(verify_declarations.GATHERS, wrapping(self._gather)),
+                declarations.SHUFFLED: wrapping(self._shuffle),
+                declarations.DELIVERED_BATCH: wrapping(self._next_batch),
+                declarations.JOINED: wrapping(self._join),
+                declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
+                **dict.fromkeys(declarations.NORM_CLIPS, wrapping(self._clip)),
+                **dict.fromkeys(declarations.REDUCTIONS, wrapping(self._reduce)),
+                **dict.fromkeys(declarations.GATHERS, wrapping(self._gather)),
             }
             stack.enter_context(attached_all(hooks))
             for kind in Fetcher.__subclasses__():
-                stack.enter_context(
-                    attached_to(kind, verify_declarations.PROBED_FETCH, wrapping(self._fetch))
-                )
+                stack.enter_context(attached_to(kind, declarations.PROBED_FETCH, wrapping(self._fetch)))
             yield
 
     @property

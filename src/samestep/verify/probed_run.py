@@ -26,10 +26,10 @@ from samestep.base.machine.accelerators import can_have_accelerators, only_first
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
 from samestep.launch.local import local_backend
+from samestep.launch.local.child import Watch, entry_of
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import Watch, entry_of
-from samestep.launch.local.supervisor import Outcome
+from samestep.launch.local.local_backend import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.fresh_interpreter import in_fresh_interpreters

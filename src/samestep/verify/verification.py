@@ -23,7 +23,7 @@ from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
-from samestep.launch.local.programs import Watch
+from samestep.launch.local.child import Watch
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison, largest
 from samestep.verify.modules.first_difference import with_module

@@ -29,8 +29,8 @@ from samestep.ranks.world.device import (
 )
 from samestep.ranks.world.timed_region import timed
 from samestep.training.checkpoint import random_state as states
+from samestep.training.checkpoint.save import Stage
 from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
 from samestep.training.data.loader import _DiskReader
 from samestep.training.loop.precision import machine_has_bf16
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpu_checks.registry import CHECKS, Check
-from samestep.base.untrusted_documents import parse_toml
+from samestep.base.documents import parse_toml
 
 LEDGER = Path(__file__).parents[1] / "ledger.toml"
 """The ledger of a source tree."""

@@ -11,7 +11,7 @@ import pytest
 from samestep.autopilot.once_script import run_once
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
-from support.script_runner import restored_process_state
+from support.script_runner import ALL_SPLIT, restored_process_state
 
 HEAD = """\
 import torch
@@ -98,7 +98,8 @@ def run(_, script, folder, size):
     printed, report = io.StringIO(), io.StringIO()
     with restored_process_state(), redirect_stdout(printed), redirect_stderr(report):
         os.chdir(folder)
-        ending = run_once(partial(host, Program(target=str(script)), lambda _: None), size=size)
+        program = partial(host, Program(target=str(script)), lambda _: None)
+        ending = run_once(program, size=size, options=ALL_SPLIT)
     return printed.getvalue(), report.getvalue(), ending.traceback
 
 

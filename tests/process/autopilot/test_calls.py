@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samestep.autopilot.equivalence.check import TRAINS, EquivalenceCheck, Pace
+from samestep.autopilot.equivalence.check import AT_ONCE, TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.helpers.call_states import CHECKED, CheckTime
 from samestep.autopilot.helpers.main_calls import MainCalls
@@ -792,6 +792,7 @@ def with_slow_splits(make, steps):
         # The object exists already: the work begins when the helpers have started.
         patch.setattr(ShortCalls, "_now", lambda _: 0.0)
         patch.setattr(ShortCalls, "end", end_late)
+        patch.setattr(MainCalls, "_pace", lambda *_, begins: AT_ONCE)  # however busy the machine is
         return train(make, steps)
 
 

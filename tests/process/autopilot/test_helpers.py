@@ -13,7 +13,7 @@ from torch import nn
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
-from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
+from samestep.parallel.exact.identity import float32_precisions, set_precisions
 from support.helper_processes import helpers_of_this_process
 from support.split_check_models import step
 from support.tiers import long_param

@@ -7,9 +7,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from samestep.training.checkpoint.checkpoint_schedule import Writer
+from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
 from samestep.training.checkpoint.newest import newest_valid
-from samestep.training.checkpoint.retention import Retention
 from samestep.training.checkpoint.snapshot import Snapshot
 from support.snapshots import names
 from support.systems import small_file_system
@@ -19,7 +18,7 @@ import sys
 import torch
 from pathlib import Path
 from samestep.training.checkpoint.checkpoint_schedule import Writer
-from samestep.training.checkpoint.retention import Retention
+from samestep.training.checkpoint.checkpoint_schedule import Retention
 from samestep.training.checkpoint.snapshot import Snapshot
 writer = Writer(Path(sys.argv[1]), Retention())
 writer.save(Snapshot({"w": torch.zeros(1_000_000)}, {}, {"step": 1}))

@@ -10,11 +10,10 @@ from contextlib import closing
 
 import torch
 
-from samestep.base.unfinished_names import IDENTITY_FILE
-from samestep.training.checkpoint.checkpoint_schedule import Writer
+from samestep.base.record import IDENTITY_FILE
+from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
 from samestep.training.checkpoint.newest import folder_of, newest_valid, steps_in
 from samestep.training.checkpoint.read import read
-from samestep.training.checkpoint.retention import Retention
 from samestep.training.checkpoint.save import SealedFile
 from samestep.training.checkpoint.snapshot import FILES, Snapshot
 from support.snapshots import same, write

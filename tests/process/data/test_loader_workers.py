@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 import samestep
 from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.augmentation import parse_augment

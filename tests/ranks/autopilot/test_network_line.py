@@ -15,7 +15,7 @@ from samestep.autopilot.helpers.messages import Rows, RowsOfTensor
 from samestep.autopilot.helpers.network_line import NetworkHelperLine, NetworkMainLine
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 from samestep.ranks.world.thread_world import run_ranks
 
 KEY = b"k" * 32

@@ -188,7 +188,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_one_warning(tmp_path, monke
         return samestep.save(tmp_path, step=2, world=world, model=network(), keep=1)
 
     samestep.save(tmp_path, step=1, world=SoloWorld(), model=network())
-    monkeypatch.setattr("samestep.training.checkpoint.retention.delete", refused)
+    monkeypatch.setattr("samestep.training.checkpoint.checkpoint_schedule.delete", refused)
 
     with pytest.warns(UserWarning, match=r"cannot be deleted: step-1 \(Permission denied\)") as warned:
         assert run_ranks(saving, 2) == [tmp_path / "step-2"] * 2

@@ -17,11 +17,10 @@ from torch.utils.data import (
 
 import samestep
 from samestep.base.errors import UsageError
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.sample_plan import Plan
+from samestep.parallel.sharding import Plan, Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
-from samestep.training.data.sampler import ShareBatchSampler
+from samestep.training.data.sharded_loader import ShareBatchSampler
 
 SIZES = (1, 2, 3)
 

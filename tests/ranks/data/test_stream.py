@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 import samestep
 from samestep.base.errors import DataError, PeerLost, UsageError
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.sample_plan import Plan
+from samestep.parallel.sharding import Plan, Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.data.stream import sample_digest

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 from samestep.ranks.collectives.consistency_check import MESSAGE, steps
 from samestep.ranks.collectives.custom_reduction import fold
 from samestep.ranks.world.solo import SoloWorld

@@ -14,7 +14,7 @@ from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.read import read
 from samestep.training.loop import training_loop
-from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import Callbacks
 from samestep.training.networks import build
 from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe

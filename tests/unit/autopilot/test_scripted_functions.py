@@ -13,7 +13,7 @@ def doubled(x):
     return 2 * LAYER(x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_a_scripted_function_may_call_a_module():
     """TorchScript reads the signature of `nn.Module.__call__`: its replacement has no annotations."""
     x = torch.ones(4, 3)

@@ -16,7 +16,7 @@ from samestep.cli.main import run_command
 from samestep.cli.options.launch import Clock
 from samestep.cli.options.results import Output
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.output.result import Result
+from samestep.training.output.run_folder import Result
 from samestep.training.recipes.request import Request, after_failure
 from samestep.training.recipes.resolve import broadcast_resolved, own_folder, resolve
 from support.run_folders import run_folder

@@ -1,6 +1,8 @@
 """Calls of modules that have parameters are reported."""
 
+import logging
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch import nn
 
 from samestep.hooks import training_events
 from samestep.hooks.training_events import Listener, subscribed
+from samestep.observe.clock import step_writer
+from support.clocked_scripts import loader
 
 
 class Calls(Listener):
@@ -96,3 +100,79 @@ def test_thread_ids_are_read_only_for_a_listener_with_a_thread(monkeypatch):
     with subscribed(Listener()):
         model(torch.ones(1, 2)).backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+_STEPS = 40
+_LOG = logging.getLogger("torch._dynamo.symbolic_convert")
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_function_that_calls_a_model_is_compiled_once(clock, monkeypatch, whole):
+    monkeypatch.setattr(step_writer, "INTERVAL_S", 0.001)  # the log that is added to gets shorter, too
+
+    def script():
+        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        called = torch.compile(model, backend="eager") if whole else model
+
+        def loss_of(batch):
+            return called(torch.sin(batch)).square().mean()
+
+        compiled = loss_of if whole else torch.compile(loss_of, backend="eager")
+        for number, (batch,) in enumerate(loader(samples=4 * _STEPS)):
+            with torch._dynamo.config.patch(error_on_recompile=number > 4):
+                compiled(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _, lines, _ = clock(script, warm_up=5)
+    assert [line["samples"] for line in lines] == [4] * (_STEPS - 5)
+    assert all(line["forward"] > 0 for line in lines)
+
+
+class Named(nn.Module):
+    """A model whose input is a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        return self.layer(batch["inputs"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_functions_that_the_hooks_call_are_not_compiled(clock, caplog, request):
+    caplog.set_level(logging.INFO, _LOG.name)
+    request.addfinalizer(partial(_LOG.removeHandler, caplog.handler))
+    _LOG.addHandler(caplog.handler)  # torch 2.6 does not pass records on to the root logger
+
+    def script():
+        model = Named()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @torch.compile(backend="eager")
+        def loss_of(batch):
+            return model({"inputs": torch.sin(batch)}).square().mean()
+
+        for (batch,) in loader(samples=20):
+            loss_of(batch).backward()
+            optimizer.step()
+
+    _, lines, _ = clock(script)
+    assert len(lines) == 5
+    compiled = [one.getMessage() for one in caplog.records if "start tracing" in one.getMessage()]
+    ours = [line for line in compiled if "/src/samestep/" in line]
+    assert len(compiled) > len(ours)
+    assert bool(ours) == hasattr(torch._dynamo.eval_frame, "FrameExecStrategy")  # torch 2.6 skips the file
+    assert all(
+        "/samestep/hooks/training_events.py" in line for line in ours
+    )  # which models are called through

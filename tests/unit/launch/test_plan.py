@@ -1,11 +1,13 @@
 """The tasks of the launcher are the workers, unless more workers are requested."""
 
+import socket
+
 import pytest
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.launch.job import Job, Nodes, Program
-from samestep.launch.plan import Join, Spawn, plan
+from samestep.launch.plan import Join, Spawn, agreed_plan, plan
 from samestep.launchers.detect import Detected
 
 ALONE = Detected(place=Place())
@@ -127,3 +129,20 @@ def test_incomplete_or_contradictory_flags_for_nodes_are_refused(changes, words)
 )
 def test_a_plan_is_described_in_one_line(decided, line):
     assert decided.describe() == line
+
+
+ONLY_TASK = Place(launcher="slurm")
+
+
+def test_a_single_task_gets_a_free_port_on_this_host():
+    with agreed_plan(
+        Join(place=ONLY_TASK, master=None), Detected(place=ONLY_TASK, launcher="slurm"), is_given=False
+    ) as plan:
+        assert plan.master[0] == "127.0.0.1"
+        socket.create_server(plan.master).close()
+
+
+def test_a_single_task_keeps_the_address_of_its_launcher():
+    plan = Join(place=ONLY_TASK, master=("node0", 29500))
+    with agreed_plan(plan, Detected(place=ONLY_TASK, launcher="torchrun"), is_given=False) as settled:
+        assert settled == plan

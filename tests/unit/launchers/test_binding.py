@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from samestep.base import env
 from samestep.base.errors import UsageError
-from samestep.base.machine.description import CpuShare
-from samestep.base.machine.topology import Core
+from samestep.base.machine.description import Core, CpuShare
 from samestep.launchers import binding
 from samestep.launchers.binding import bind, checked, processors_of_rank, share_of
 from support.recordings import recording

@@ -6,7 +6,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.supervisor import Outcome
+from samestep.launch.local.local_backend import Outcome
 from samestep.run import decision as decision_module
 from samestep.run.decision import banner, decide, dry_run_lines, with_checks
 from samestep.run.execution import log_failure

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from samestep.base.place import Place
+from samestep.launch.local.child import as_it_is
 from samestep.launch.local.hosting import Ending
-from samestep.launch.local.programs import as_it_is
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.run.worker_clock import _checked, _last_line, clocked
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.weights import load_state
+from samestep.training.checkpoint.scripts import load_state
 from samestep.training.networks import build
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 

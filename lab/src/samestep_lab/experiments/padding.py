@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 from samestep.ranks.world.solo import SoloWorld
-from samestep.training.loop.callbacks import Callbacks
+from samestep.training.loop.training_loop import Callbacks
 from samestep.training.settings import Settings
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 from samestep_lab.experiments.training_runs import image_sets, pixels, training_of

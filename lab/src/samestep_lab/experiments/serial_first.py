@@ -19,7 +19,8 @@ from samestep.bench.step_times import Problem
 from samestep.ranks.world.protocol import World
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.loader import ImageLoader, LoaderOptions
-from samestep.training.loop.compiling import compiled, in_memory_format
+from samestep.training.loop.learner import in_memory_format
+from samestep.training.loop.step import compiled
 from samestep.training.networks import build
 from samestep.training.settings import Settings
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

@@ -9,8 +9,7 @@ from samestep.base.errors import UsageError
 from samestep.ranks.world.protocol import World
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets.registry import load
-from samestep.training.loop.callbacks import Callbacks
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import build
 from samestep.training.settings import Settings
 from samestep_lab.experiments.experiment import Setup

@@ -6,8 +6,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from samestep.base.place import Place
-from samestep.parallel.sharding.sample_plan import Plan
-from samestep.training.data.sampler import ShareBatchSampler
+from samestep.parallel.sharding import Plan
+from samestep.training.data.sharded_loader import ShareBatchSampler
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 SAMPLES, EPOCHS, BATCH = 8, 2, 4

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from samestep.base.owned_folders import owned_folder
 from samestep.base.place import Place
-from samestep.base.stack_dumps import frames_of
+from samestep.base.worker_records import frames_of
 from samestep.ranks.hang.script_position import is_script
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World

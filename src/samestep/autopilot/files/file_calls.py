@@ -22,8 +22,7 @@ import safetensors.torch
 import torch
 
 from samestep.hooks import declarations
-from samestep.hooks.references import references_replaced, search
-from samestep.hooks.registry import attached_to, instead
+from samestep.hooks.registry import attached_to, instead, references_replaced, search_references
 
 Call: TypeAlias = Callable[..., Any]
 
@@ -165,7 +164,7 @@ def _table() -> list[tuple[Any, str, str | Parse]]:
 def find_references() -> None:
     """Find all references to the functions of the table, for this process and those that it forks."""
     modules = ((owner, name) for owner, name, _ in _table() if not isinstance(owner, type))
-    search(getattr(owner, name) for owner, name in modules if hasattr(owner, name))
+    search_references(getattr(owner, name) for owner, name in modules if hasattr(owner, name))
 
 
 @contextmanager

@@ -76,7 +76,7 @@ from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"

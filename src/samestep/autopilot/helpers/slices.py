@@ -36,7 +36,7 @@ from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
-from samestep.parallel.gradients.sparse_gradients import sparse_weights
+from samestep.parallel.gradients.initial_agreement import sparse_weights
 
 PRINTS = "it prints when it is called, and would print values of slices"
 

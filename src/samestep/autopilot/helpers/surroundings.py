@@ -10,7 +10,7 @@ from torch import nn
 from torch.backends import cudnn
 
 from samestep.autopilot.state.reachable_state import modules_of
-from samestep.parallel.exact.float32_precision import float32_precisions, set_precisions
+from samestep.parallel.exact.identity import float32_precisions, set_precisions
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from samestep.autopilot.script.options import Options
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count, driver_is_open
-from samestep.hooks import device_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import shown_alone
@@ -141,15 +141,15 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
     NAMED.current = 0
     NAMED.used.clear()
     hooks: dict[Hook, Make] = {
-        device_declarations.LOADED: wrapping(_load_onto_cpu),
-        device_declarations.GENERATOR: instead(_Generator),
-        device_declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
-        **{hook: instead(getattr(torch, hook.attribute)) for hook in device_declarations.CUDA_TYPES},
-        **{device_declarations.cuda(name): instead(value) for name, value in STAND_INS.items()},
-        **{device_declarations.accelerator(name): instead(value) for name, value in OF_ACCELERATOR.items()},
+        declarations.TORCH_LOAD: wrapping(_load_onto_cpu),
+        declarations.TORCH_GENERATOR: instead(_Generator),
+        declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
+        **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
+        **{declarations.cuda_function(name): instead(value) for name, value in STAND_INS.items()},
+        **{declarations.accelerator_function(name): instead(value) for name, value in OF_ACCELERATOR.items()},
         **{
             hook: partial(_answering, value=value)
-            for hook, value in zip(device_declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
+            for hook, value in zip(declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
         },
     }
     with attached_all(hooks), OntoCpu():

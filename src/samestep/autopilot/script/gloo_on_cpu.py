@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from samestep.autopilot.script.devices import NAMED, VISIBLE, onto_cpu
 from samestep.base import env
-from samestep.hooks import device_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, attached_all, instead, wrapping
 from samestep.launchers.detect import detect
 from samestep.parallel.gradients.batch_norm import global_forward
@@ -27,11 +27,11 @@ from samestep.ranks.world.process_group import adopt
 def gloo_on_cpu(*, gpus: int | None = None) -> Iterator[None]:
     """Let the program of the block run on the CPU; it sees `gpus` GPUs, or one for each rank of its node."""
     hooks: dict[Hook, Make] = {
-        **dict.fromkeys(device_declarations.GLOO_GROUPS, wrapping(_over_gloo)),
-        device_declarations.DEVICES_OF_BARRIER: wrapping(_barrier_without_devices),
-        device_declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
-        device_declarations.NORMS_OF_DDP: instead(lambda *_: None),
-        device_declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
+        **dict.fromkeys(declarations.GLOO_GROUPS, wrapping(_over_gloo)),
+        declarations.DEVICES_OF_BARRIER: wrapping(_barrier_without_devices),
+        declarations.DEVICES_OF_DDP: wrapping(_wrapped_model),
+        declarations.NORMS_OF_DDP: instead(lambda *_: None),
+        declarations.SYNCHRONIZED_NORM: wrapping(_normalized),
     }
     seen = gpus or detect(env.snapshot()).place.local_size
     with env.exported(dict.fromkeys(VISIBLE, "")), onto_cpu(gpus=seen), attached_all(hooks):
@@ -69,7 +69,7 @@ def _normalized(original: Callable[..., Tensor], norm: nn.SyncBatchNorm, batch: 
 
 
 class _Ranks:
-    """The ranks of a process group; see `global_batch_norm.Ranks`."""
+    """The ranks of a process group; see `batch_norm.Ranks`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

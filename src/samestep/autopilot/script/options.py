@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import check, option
+from samestep.base.options import check, option
 
 _PANEL = "Serial scripts"
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from samestep.hooks.tensor_tree import Path, leaves, parts_of, replaced
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 
 Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split; `LIST` for a list whose parts are samples."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from samestep.hooks.tensor_tree import leaves
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 from samestep.ranks.world.protocol import World
 
 

@@ -37,7 +37,7 @@ def visible_gpus(environment: Mapping[str, str], total: int, chosen: slice) -> d
     ]
     every = ",".join(map(str, range(total)))
     listed = {name: environment.get(name, every).split(",")[chosen] for name in names}
-    return {name: ",".join(one.strip() for one in gpus) for name, gpus in listed.items()}
+    return {name: ",".join(gpu.strip() for gpu in gpus) for name, gpus in listed.items()}
 
 
 def only_first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
@@ -54,9 +54,9 @@ def driver_is_open(descriptors: Path = Path("/proc/self/fd")) -> bool:
 
     Its device file of unified memory is opened by the driver, and not by the library that lists GPUs.
     """
-    for one in descriptors.iterdir() if descriptors.exists() else ():
+    for descriptor in descriptors.iterdir() if descriptors.exists() else ():
         with suppress(OSError):  # the descriptor of this listing is closed at its end
-            if os.readlink(one) == "/dev/nvidia-uvm":  # noqa: PTH115 - `Path.readlink` is slower
+            if os.readlink(descriptor) == "/dev/nvidia-uvm":  # noqa: PTH115 - `Path.readlink` is slower
                 return True
     return False
 
@@ -72,12 +72,12 @@ def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -
     if text == "cpu":
         return cpus
     if text in ("gpu", "auto"):
-        found = accelerator_count() if accelerators is None else accelerators
-        if not found and text == "gpu":
+        count = accelerator_count() if accelerators is None else accelerators
+        if not count and text == "gpu":
             raise UsageError(
                 "--nproc-per-node gpu: torch finds no accelerator on this node. Give a number, or cpu."
             )
-        return found or cpus
+        return count or cpus
     try:
         return int(text)
     except ValueError:

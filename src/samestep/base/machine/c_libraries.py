@@ -26,9 +26,9 @@ def settle_math_kernels() -> None:
     if torch is None:
         return
     for dtype in (torch.float32, torch.float64):
-        one = torch.full((1,), 0.5, dtype=dtype, device="cpu")  # too small for a second thread
+        operand = torch.full((1,), 0.5, dtype=dtype, device="cpu")  # too small for a second thread
         for name in FUNCTIONS:
-            getattr(one, name)()
+            getattr(operand, name)()
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt's settings, in malloc.h

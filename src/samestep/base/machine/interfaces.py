@@ -37,11 +37,11 @@ def interfaces(addresses: Mapping[str, Sequence[str]], *, root: Path = Path("/")
 
     `addresses` are the IP addresses by interface, which sysfs does not list; `root` contains ``sys``.
     """
-    found = []
+    listed = []
     for folder in folders_in(root / "sys/class/net"):
         flags = number_of(folder / "flags") or 0
         speed = number_of(folder / "speed")
-        found.append(
+        listed.append(
             Interface(
                 name=folder.name,
                 up=bool(flags & _UP) and text_of(folder / "operstate") not in _DOWN,
@@ -51,7 +51,7 @@ def interfaces(addresses: Mapping[str, Sequence[str]], *, root: Path = Path("/")
                 mtu=number_of(folder / "mtu"),
             )
         )
-    return found
+    return listed
 
 
 def addresses_here() -> dict[str, list[str]]:
@@ -60,7 +60,7 @@ def addresses_here() -> dict[str, list[str]]:
 
     families = {socket.AF_INET, socket.AF_INET6}
     return {
-        name: [one.address for one in every if one.family in families]
+        name: [address.address for address in every if address.family in families]
         for name, every in psutil.net_if_addrs().items()
     }
 
@@ -85,11 +85,16 @@ def default_interface(*, root: Path = Path("/")) -> str | None:
 
 def of_address(address: str | None, among: Sequence[Interface]) -> Interface | None:
     """Return the interface that has an address."""
-    return next((one for one in among if address in one.addresses), None)
+    return next((interface for interface in among if address in interface.addresses), None)
 
 
 def carrier(
-    among: Sequence[Interface], *, named: str, source: str | None, own: str | None, default: str | None
+    among: Sequence[Interface],
+    *,
+    named: str,
+    source: str | None,
+    by_host_name: str | None,
+    default: str | None,
 ) -> tuple[Interface | None, str]:
     """Return the interface that carries the messages between nodes, and the reason for this choice.
 
@@ -97,20 +102,23 @@ def carrier(
         among: the interfaces of this host.
         named: value of ``GLOO_SOCKET_IFNAME``; the first of several names counts.
         source: this host's source address for packets to rank 0.
-        own: the address that this host's name resolves to.
+        by_host_name: the address that this host's name resolves to.
         default: the interface of the default route.
     """
     first = named.partition(",")[0].strip()
-    by_name = {one.name: one for one in among}
+    by_name = {interface.name: interface for interface in among}
     if first in by_name:
         return by_name[first], "GLOO_SOCKET_IFNAME"
-    for address, why in ((source, "route to rank 0"), (own, "this host's name")):
+    for address, why in ((source, "route to rank 0"), (by_host_name, "this host's name")):
         has_it = of_address(address, among)
         if has_it is not None and not has_it.loopback:
             return has_it, why
     if default in by_name:
         return by_name[default], "default route"
-    return next((one for one in among if one.up and one.addresses and not one.loopback), None), "the first"
+    useful = (
+        interface for interface in among if interface.up and interface.addresses and not interface.loopback
+    )
+    return next(useful, None), "the first"
 
 
 def _is_global(address: str) -> bool:

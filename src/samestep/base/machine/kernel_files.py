@@ -20,10 +20,10 @@ def number_of(path: Path) -> int | None:
         return None
 
 
-def name_space(kind: str, proc: Path = Path("/proc")) -> str:
+def name_space(kind: str) -> str:
     """Return the name of a namespace of this process, such as ``pid`` or ``ipc``; empty where unknown."""
     try:
-        return str((proc / "self/ns" / kind).readlink())
+        return str(Path(f"/proc/self/ns/{kind}").readlink())
     except OSError:  # not Linux
         return ""
 

@@ -12,8 +12,7 @@ import typer
 from typer.models import OptionInfo
 
 from samestep.base.errors import UsageError
-from samestep.base.option_combinations import OF_COMMANDS, check_options
-from samestep.base.setting_fields import flag
+from samestep.base.options import OF_COMMANDS, check_options, flag
 
 WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"

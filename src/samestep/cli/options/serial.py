@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import flag
+from samestep.base.options import flag
 from samestep.cli.options.declare import WORKERS_PANEL, option
 from samestep.run.decision import Decision
 

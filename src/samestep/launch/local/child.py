@@ -11,22 +11,23 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
 
 from samestep.base import env
-from samestep.base.errors import INTERRUPTED
-from samestep.base.last_step import LastSteps
+from samestep.base.errors import INTERRUPTED, Error
+from samestep.base.machine.c_libraries import settle_math_kernels
 from samestep.base.place import Place
 from samestep.base.signals import ENDS, WARNINGS
-from samestep.base.stack_dumps import StackDumps
+from samestep.base.worker_records import LastSteps, StackDumps
+from samestep.launch.job import Program
 from samestep.launch.local import forking
-from samestep.launch.local.hosting import Ending, leave
+from samestep.launch.local.hosting import Ending, ending_of, host, leave
 from samestep.launch.local.orphans import Lifeline, die_with_parent, file_identity
-from samestep.launch.local.output import Stream
-from samestep.launch.local.output_flush import OutputFlush
+from samestep.launch.local.output import OutputFlush, Stream, withdraw
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 8  # size of the length before a report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +105,8 @@ def _pickled(report: Report) -> bytes:
     return pickle.dumps((report.ending, report.final, kind, result))
 
 
-def _untransportable(what: str, error: Exception) -> Report:
-    text = f"{what}: {type(error).__name__}: {error}\n"
+def _untransportable(problem: str, error: Exception) -> Report:
+    text = f"{problem}: {type(error).__name__}: {error}\n"
     return Report(ending=Ending(exit_code=1, error=type(error).__name__, message=text, traceback=text))
 
 
@@ -128,41 +129,44 @@ send the report.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InheritedState:
-    """Inherited state of the launcher in the forked copy."""
+    """State of the launcher that all workers of a round inherit."""
 
     launcher: int  # process ID of the launcher
-    mask: Collection[int | signal.Signals]  # the signals that it had blocked
-    private: Collection[int]  # its descriptors that the worker must close
     limit: forking.Limit | None  # its original limit of open files, if the launcher raised it for the workers
-    lifeline: Lifeline | None = None  # ends the processes that the worker forks, if the launcher is killed
-    steps: LastSteps | None = None  # record of the worker's last step
-    stacks: StackDumps | None = None  # files for the stacks of workers that a fatal signal kills
-    flush: OutputFlush | None = None  # writes the worker's buffered output before it is ended
-    statuses: SharedMemoryStore | None = None  # what each worker executes
+    lifeline: Lifeline  # ends the processes that a worker forks, if the launcher is killed
+    steps: LastSteps  # record of each worker's last step
+    stacks: StackDumps  # files for the stacks of workers that a fatal signal kills
+    flush: OutputFlush  # writes a worker's buffered output before it is ended
+    statuses: SharedMemoryStore  # what each worker executes
 
 
-def become_worker(start: Start, entry: Entry, report_fd: int, inherited: InheritedState) -> NoReturn:
-    """Turn the forked copy of the launcher into a worker, run it and exit."""
+def become_worker(
+    start: Start,
+    entry: Entry,
+    report_fd: int,
+    inherited: InheritedState,
+    *,
+    mask: Collection[int | signal.Signals],
+    private: Collection[int],
+) -> NoReturn:
+    """Turn the forked copy of the launcher into a worker, run it and exit.
+
+    The launcher had blocked the signals that are not in `mask`. The worker closes the `private` descriptors.
+    """
     code = 1
     try:
         die_with_parent(inherited.launcher)
-        _restore_signals(inherited.mask)
+        _restore_signals(mask)
         sys.unraisablehook = report_unless_interrupted
         for stream in start.streams:
             stream.attach()
-        own = {fd for stream in start.streams for fd in stream.files}
-        forking.close_files({*inherited.private, *own})
+        streams = {fd for stream in start.streams for fd in stream.files}
+        forking.close_files({*private, *streams})
         forking.restore_file_limit(inherited.limit)
-        if inherited.lifeline is not None:
-            inherited.lifeline.hold()
-        if inherited.steps is not None:
-            inherited.steps.use_here(start.place.local_rank)
-        if inherited.stacks is not None:
-            inherited.stacks.use_here(start.place.local_rank)
-        if inherited.flush is not None:
-            inherited.flush.use_here(start.place.local_rank)
-        if inherited.statuses is not None:
-            inherited.statuses.use_here(start.place.rank)
+        inherited.lifeline.hold()
+        for of_worker in (inherited.steps, inherited.stacks, inherited.flush):
+            of_worker.use_here(start.place.local_rank)
+        inherited.statuses.use_here(start.place.rank)
         env.export(start.variables)
         pipe = ReportPipe.of(report_fd)
         report = entry(start, pipe)
@@ -212,3 +216,112 @@ def not_started(start: Start, error: OSError) -> str:
         f"the worker of rank {start.place.rank} could not be started: {error.strerror}{where}."
         f"{limits.get(error.errno or 0, '')}"
     )
+
+
+_OTHER_WAYS = ("mpi4py", "horovod", "ray", "jax")
+"""Modules by which processes may join each other without leaving the checked traces in torch.distributed."""
+
+
+Around: TypeAlias = Callable[[Callable[[], Ending]], Ending]
+"""Function that runs a worker's program, its argument, in the contexts that the program needs."""
+
+
+Watch: TypeAlias = Callable[[Callable[[], Ending], Callable[[Ending], None]], Ending]
+"""Function that runs a worker's program, its first argument, and watches it.
+
+It calls its second argument with the program's end, for the case that the worker sends no later report.
+"""
+
+
+def as_it_is(run: Callable[[], Ending]) -> Ending:
+    """Run a program without further contexts."""
+    return run()
+
+
+def unwatched(run: Callable[[], Ending], _: Callable[[Ending], None]) -> Ending:
+    """Run a program without watching it."""
+    return run()
+
+
+def entry_of(
+    program: Program,
+    *,
+    hosted: bool = True,
+    around: Around = as_it_is,
+    watch: Watch = unwatched,
+    joins: bool = True,
+) -> Entry:
+    """Return the function that each worker runs; its report's result is `has_common_group`.
+
+    Python code runs in the forked worker if it is `hosted`; otherwise a fresh interpreter replaces it.
+    `around` runs a hosted program in its contexts, and `watch` runs and watches both. A program that starts
+    the workers itself does not join them.
+    """
+
+    def run(start: Start, pipe: ReportPipe) -> Report:
+        if program.kind == "executable" or not hosted:
+            return become(program)
+        seed_generators()
+        settle_math_kernels()
+        if joins and start.place.size > 1:
+            from samestep.ranks.world.torch_rendezvous import prepare_groups
+
+            prepare_groups()
+        ending = watch(
+            partial(_ending, around, partial(host, program, pipe.send_provisional)), pipe.send_provisional
+        )
+        return Report(ending=ending, result=has_common_group(start.place.size))
+
+    return run
+
+
+def _ending(around: Around, run: Callable[[], Ending]) -> Ending:
+    """Run a program in its contexts, which may refuse it."""
+    try:
+        return around(run)
+    except Error as error:
+        return ending_of(error)
+
+
+def has_common_group(size: int) -> bool:
+    """Return whether this process has joined all its peers; True if that cannot be determined."""
+    if size == 1 or any(name in sys.modules for name in _OTHER_WAYS):
+        return True
+    sizes = getattr(sys.modules.get("samestep.ranks.world.torch_rendezvous"), "group_sizes", None)
+    if sizes:
+        return size in sizes
+    if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
+        return True
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return False
+    # A group leaves these traces after it is destroyed; unlike a patched function they cannot be missed. One
+    # created with `store=` has no method, but the hook that puts the rank before each line of a traceback.
+    method = getattr(c10d, "_default_pg_init_method", "unknown")
+    return method is not None or bool(c10d.is_initialized()) or sys.excepthook is not sys.__excepthook__
+
+
+def become(program: Program) -> Report:
+    """Replace this process by the executable; return only if that fails."""
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and an ignored signal stays ignored after exec
+        with suppress(AttributeError):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    command = program.command(sys.executable)
+    withdraw()
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell, as intended
+    except OSError as error:
+        text = f"{program.target}: {error.strerror}\n"
+        return Report(ending=Ending(exit_code=127, error="OSError", message=text, traceback=text))
+
+
+def seed_generators() -> None:
+    """Seed the global generators of NumPy and torch in this worker, as each fresh interpreter does.
+
+    Python's own `random` does this after a fork by itself, and devices' generators start with their context.
+    """
+    numpy_random, torch = (sys.modules.get(name) for name in ("numpy.random", "torch"))
+    if numpy_random is not None:
+        numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from samestep.base.errors import StepsDiffer
-from samestep.base.stack_dumps import Frame
+from samestep.base.worker_records import Frame
 from samestep.launch.local.hosting import Ending
 from samestep.ranks.hang.rank_status import RankStatus
 from samestep.ranks.hang.report import STEPS_ADVICE, describe_status, place_of
@@ -138,18 +138,18 @@ def explain_death(
     line = with_text(exact) if exact else statuses[failure.rank].line if failure.rank in statuses else ""
     if not line:
         return failure
-    others = {rank: one for rank, one in sorted(statuses.items()) if rank != failure.rank}
+    peers = {rank: status for rank, status in sorted(statuses.items()) if rank != failure.rank}
     op = name_of_blocking(frames)
     is_mismatch = failure.exit_code == -signal.SIGABRT and bool(op)
-    where = f"in {_collective_of(op, others)} at" if op else "at" if exact else "and was last seen at"
-    left = _rank_that_left(failure.rank, line, others) if is_mismatch else None
+    where = f"in {_collective_of(op, peers)} at" if op else "at" if exact else "and was last seen at"
+    left = _rank_that_left(failure.rank, line, peers) if is_mismatch else None
     advice = _ADVICE.get(-failure.exit_code, _SENT)
     if is_mismatch:
         advice = _MISMATCH if left is None else STEPS_ADVICE
     report = "\n".join(
         [
             f"rank {failure.rank} of {size} was killed by signal {failure.signal_name} {where} {line}",
-            *(f"  rank {rank}: {describe_status(status)}" for rank, status in others.items()),
+            *(f"  rank {rank}: {describe_status(status)}" for rank, status in peers.items()),
             advice,
         ]
     )
@@ -158,19 +158,19 @@ def explain_death(
         rank=failure.rank if left is None else left,
         error="" if left is None else StepsDiffer.__name__,
         message=report,
-        traceback="".join(f"samestep: {one}\n" for one in f"error: {report}".splitlines()),
-        line=place_of(line if left in (None, failure.rank) else others[left].line),
-        headline=_headline(failure, f"{where} {place_of(line)}", others, size=size, left=left),
+        traceback="".join(f"samestep: {text}\n" for text in f"error: {report}".splitlines()),
+        line=place_of(line if left in (None, failure.rank) else peers[left].line),
+        headline=_headline(failure, f"{where} {place_of(line)}", peers, size=size, left=left),
     )
 
 
 def _headline(
-    failure: Failure, where: str, others: Mapping[int, RankStatus], *, size: int, left: int | None
+    failure: Failure, where: str, peers: Mapping[int, RankStatus], *, size: int, left: int | None
 ) -> str:
     states = (
-        f"rank {rank} was in {one.wait} at {place_of(one.line)}"
-        for rank, one in others.items()
-        if one.wait is not None
+        f"rank {rank} was in {status.wait} at {place_of(status.line)}"
+        for rank, status in peers.items()
+        if status.wait is not None
     )
     words = [f"{failure.describe(size)} {where}", *islice(states, _PLACES)]
     if left is not None:
@@ -178,17 +178,18 @@ def _headline(
     return "; ".join(words)
 
 
-def _collective_of(op: str, others: Mapping[int, RankStatus]) -> str:
+def _collective_of(op: str, peers: Mapping[int, RankStatus]) -> str:
     """Return a collective with its number, which is that of the ranks that communicated with the dead one."""
-    numbers = {one.wait.seq for one in others.values() if one.wait is not None and one.wait.seq is not None}
+    waits = [status.wait for status in peers.values() if status.wait is not None]
+    numbers = {wait.seq for wait in waits if wait.seq is not None}
     return f"{op} #{numbers.pop()}" if len(numbers) == 1 else op
 
 
-def _rank_that_left(rank: int, line: str, others: Mapping[int, RankStatus]) -> int | None:
+def _rank_that_left(rank: int, line: str, peers: Mapping[int, RankStatus]) -> int | None:
     """Return the rank that has left the training loop in which another one is, if one has."""
-    for other, status in others.items():
+    for peer, status in peers.items():
         if has_left_loop(line, status.line):
             return rank
         if has_left_loop(status.line, line):
-            return other
+            return peer
     return None

@@ -27,7 +27,7 @@ Limit: TypeAlias = tuple[int, int]
 _PER_WORKER = 8
 """Descriptors of a worker: its pipe, its pidfd, the file of its stack, for each of two streams a pipe and a
 file; one spare."""
-_SPARE = 64
+_SPARE = 64  # for files that the launcher opens later
 _LEAST, _LEAST_PER_WORKER = 24, 4
 """Descriptors without which ranks wait for connections that no process can accept."""
 
@@ -53,9 +53,9 @@ def autograd_has_threads(tasks: Path = Path("/proc/self/task")) -> bool:
     In torch's build with CUDA, on a machine without GPUs, it starts them too: at the first backward, if a
     compilation came before it.
     """
-    for one in tasks.iterdir() if tasks.exists() else ():
+    for task in tasks.iterdir() if tasks.exists() else ():
         with suppress(OSError):  # a thread that has ended
-            if (one / "comm").read_text().startswith("pt_autograd_"):
+            if (task / "comm").read_text().startswith("pt_autograd_"):
                 return True
     return False
 

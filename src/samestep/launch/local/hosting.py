@@ -6,6 +6,7 @@ finds it by ``__spec__`` and ``__file__``), and a traceback begins at the user's
 """
 
 import atexit
+import errno
 import gc
 import importlib.util
 import io
@@ -18,17 +19,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from samestep.base.console import log
 from samestep.base.errors import INTERRUPTED, DeviceFailed, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE
 from samestep.launch.job import Program
-from samestep.launch.local.own_modules import unload_shadowed
-from samestep.launch.local.write_failure import write_failure
 from samestep.launch.source.modules import is_safe_path
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -125,8 +124,9 @@ def release_program() -> None:
 
 def _has_threads() -> bool:
     """Return whether another thread runs code of the user."""
-    own = threading.get_ident()
-    stacks = [traceback.walk_stack(top) for one, top in sys._current_frames().items() if one != own]  # noqa: SLF001
+    frames = sys._current_frames()  # noqa: SLF001 - the one way to see other threads
+    frames.pop(threading.get_ident(), None)
+    stacks = map(traceback.walk_stack, frames.values())
     return any(_is_users(frame.f_code.co_filename) for stack in stacks for frame, _ in stack)
 
 
@@ -202,8 +202,8 @@ def exited(stop: SystemExit) -> Ending:
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Remove the frames of this folder, which called the user's code, from the top of a traceback."""
-    own = str(Path(__file__).parent)
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+    folder = str(Path(__file__).parent)
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(folder):
         trace = trace.tb_next
     return trace
 
@@ -226,8 +226,8 @@ def _place_of(error: BaseException) -> str:
 def _place_in_text(text: str) -> str:
     """Return the innermost line of the user's code in the traceback that a message contains."""
     _, _, trace = text.partition("Original Traceback (most recent call last):")
-    found = [f"{file}:{line}" for file, line in _LINE_OF_TRACEBACK.findall(trace) if _is_users(file)]
-    return found[-1] if found else ""
+    lines = [f"{file}:{line}" for file, line in _LINE_OF_TRACEBACK.findall(trace) if _is_users(file)]
+    return lines[-1] if lines else ""
 
 
 def _is_users(file: str) -> bool:
@@ -259,7 +259,7 @@ def _search_first(folder: str) -> None:
 def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
     sys.argv = ["-m", *program.args]
     _search_first(str(Path.cwd()))
-    spec = module_spec(program.target)
+    spec = _module_spec(program.target)
     module = ModuleType("__main__")
     module.__dict__.update(
         __builtins__=__builtins__,
@@ -277,7 +277,7 @@ def _from_module(program: Program) -> tuple[ModuleType, CodeType]:
     return module, code
 
 
-def module_spec(name: str) -> ModuleSpec:
+def _module_spec(name: str) -> ModuleSpec:
     """Return the spec of the module run by ``-m name``; for a package, that of its ``__main__``.
 
     Imports the parent packages, as Python does before it runs a module.
@@ -337,4 +337,104 @@ def _streams() -> list[io.IOBase]:
     """Return all buffered streams, except those that the launcher opened before it forked this process."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.TextIOBase | io.BufferedIOBase)}
-    return [one for one in objects if type(one) in kinds]
+    return [stream for stream in objects if type(stream) in kinds]
+
+
+_KEPT = {"__main__", "__mp_main__", "numpy", "samestep", "torch"}
+"""Names that stay loaded: samestep and torch load more modules of these while the program runs."""
+_LOADED_AT_START = {"_sitebuiltins", "encodings", "genericpath", "os", "posixpath", "site", "stat"}
+"""Modules that every interpreter loads before the program, and that are not frozen in each version."""
+
+
+def unload_shadowed(folder: str) -> list[str]:
+    """Remove the loaded modules that the modules of a program's folder hide, and return their names.
+
+    A fresh interpreter finds ``secrets.py`` beside the program before that of the library. In a worker the
+    library's is loaded. Code that has imported it keeps it.
+    """
+    with suppress(OSError):  # Python ignores a folder that it cannot read
+        beside = {entry.name.partition(".")[0] for entry in Path(folder).iterdir()}
+        hidden = sorted(name for name in beside & set(sys.modules) if _is_hidden(name, folder))
+        for loaded in [module for module in sys.modules if module.partition(".")[0] in hidden]:
+            del sys.modules[loaded]
+        return hidden
+    return []
+
+
+def _is_hidden(name: str, folder: str) -> bool:
+    """Return whether a fresh interpreter would find another module of this name in `folder`."""
+    if name in _KEPT or name in _LOADED_AT_START:
+        return False
+    if any(finder.find_spec(name) is not None for finder in (BuiltinImporter, FrozenImporter)):
+        return False
+    spec, loaded = PathFinder.find_spec(name, [folder]), getattr(sys.modules[name], "__file__", None)
+    if spec is None or spec.origin is None:  # a folder without __init__.py comes after all others
+        return False
+    return loaded is None or Path(loaded).resolve() != Path(spec.origin).resolve()
+
+
+_REASONS = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EFBIG})
+_OF_TORCH = ("inline_container", "PytorchStreamWriter", "PyTorchStreamWriter")
+"""Parts of torch.save's error for a failed write, which has neither the file nor the reason."""
+
+
+def write_failure(error: BaseException) -> str:
+    """Return ``cannot write to PATH: REASON`` if a failed write caused the error; else an empty text."""
+    chain = _chain(error)
+    for link in chain:
+        if isinstance(link, OSError) and link.errno in _REASONS:
+            named = os.fsdecode(link.filename) if isinstance(link.filename, str | bytes) else ""
+            return _text(named or _path(chain), os.strerror(link.errno))
+        if isinstance(link, RuntimeError) and any(word in str(link) for word in _OF_TORCH):
+            path = _path(chain)
+            return _text(path, _reason(path)) if path and _reason(path) else ""
+    return ""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, the origin first."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return chain[::-1]
+
+
+def _text(path: str, reason: str) -> str:
+    return f"cannot write to {path or 'a file'}: {reason}"
+
+
+def _path(chain: list[BaseException]) -> str:
+    """Return the file that was being written, from the frames of the errors, the innermost first."""
+    for error in chain:
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if path := _in_frame(frame):
+                return path
+    return ""
+
+
+def _in_frame(frame: FrameType) -> str:
+    values = dict(frame.f_locals)
+    if frame.f_globals.get("__name__") == "torch.serialization" and "f" in values:
+        with suppress(TypeError):
+            return os.fsdecode(values["f"])
+    for value in values.values():
+        # The file may be closed already.
+        if isinstance(value, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom | io.FileIO):
+            name, mode = getattr(value, "name", None), getattr(value, "mode", "r")
+            if isinstance(name, str) and set(mode) & set("wax+") and not name.startswith("<"):
+                return name
+    return ""
+
+
+def _reason(path: str) -> str:
+    """Return why the file system of a path accepts no more data; empty if the reason is not visible now."""
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - links stay as they are
+    with suppress(OSError):
+        status = os.statvfs(folder)
+        if status.f_flag & os.ST_RDONLY:
+            return os.strerror(errno.EROFS)
+        if status.f_bavail * status.f_frsize < 1 << 20:
+            return os.strerror(errno.ENOSPC)
+        if not os.access(folder, os.W_OK):
+            return os.strerror(errno.EACCES)
+    return ""

@@ -1,26 +1,169 @@
-"""Runs all workers of a job on this node, forked from this process, and restarts them after a failure."""
+"""Runs all workers of a job on this node, forked from this process, and supervises and restarts them.
 
+One failure stops all workers, and a signal to the launcher reaches all.
+"""
+
+import os
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
 
 from samestep.base import env
 from samestep.base.console import open_standard_streams
+from samestep.base.errors import PREEMPTED
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
+from samestep.base.signals import ENDS, WARNINGS
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.local import output
 from samestep.launch.local.child import Entry, Start
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.orphans import adopt_orphans
-from samestep.launch.local.supervisor import Outcome, signals_noted, supervise
 from samestep.launch.local.workers import Workers
 from samestep.ranks.rendezvous.free_port import reserved_port
 from samestep.ranks.rendezvous.gloo_interface import loopback_only
 from samestep.ranks.rendezvous.job_secret import shared_secret
 
-_LONGEST_PAUSE_S = 30.0
-_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Reason why a node ends."""
+
+    node: int  # its number
+    host: str  # its host name
+    text: str  # the failure, as a clause
+    code: int  # the exit code of the run, never 0
+    weight: int = 0  # as in `Failure`: 0 is a cause, more may be a consequence of another node's failure
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.host}) has ended: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """End of one round of workers."""
+
+    cause: Failure | None = None  # the first failure; None if no worker failed
+    interrupted_by: int = 0  # the signal that ended the launcher; 0 for none
+    preempted: bool = False  # whether all workers ended with `PREEMPTED` and can be resumed
+    silent_copies: bool = False  # whether all workers succeeded and none had joined another
+    elsewhere: Verdict | None = None  # the verdict of another node that ended this node too
+
+
+@dataclass(slots=True)
+class Signals:
+    """Received signals of the launcher, and a file descriptor that wakes it from waiting."""
+
+    wakeup: int
+    files: Sequence[int] = ()
+    """Descriptors of this object, which workers must not inherit."""
+    received: list[int] = field(default_factory=list)
+    passed_on: list[int] = field(default_factory=list)
+    """Signals for the workers that have not been sent to them yet."""
+
+    def pass_on(self, number: int, _frame: FrameType | None) -> None:
+        """Record a signal for the workers."""
+        self.passed_on.append(number)
+
+    def take(self, number: int, _frame: FrameType | None) -> None:
+        """Record a signal that ends the launcher."""
+        self.received.append(number)
+
+    @property
+    def reach_workers(self) -> bool:
+        """Whether the workers may have the first signal too: a terminal sends Ctrl-C to them as well."""
+        return self.received[0] == signal.SIGINT and in_foreground()
+
+
+@contextmanager
+def signals_noted() -> Iterator[Signals]:
+    """Record SIGINT, SIGTERM and SIGHUP instead of ending by them; ignored signals stay ignored.
+
+    Signals that announce the end of a job's time are recorded for the workers.
+    """
+    read, write = socket.socketpair()
+    os.set_blocking(read.fileno(), False)
+    os.set_blocking(write.fileno(), False)
+    signals = Signals(wakeup=read.fileno(), files=(read.fileno(), write.fileno()))
+    noted = {**dict.fromkeys(ENDS, signals.take), **dict.fromkeys(WARNINGS, signals.pass_on)}
+    before = {number: signal.getsignal(number) for number in noted}
+    waker = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, noted[number])
+    # Wakes the launcher to reap orphans.
+    children = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.signal(signal.SIGCHLD, children)
+        signal.set_wakeup_fd(waker)
+        read.close()
+        write.close()
+
+
+def supervise(workers: Workers, signals: Signals, job: Job) -> Outcome:
+    """Wait until all workers have ended; stop them after the first failure or signal."""
+    while workers.running and not workers.failures and not signals.received:
+        workers.wait()
+        forward_signals(workers, signals)
+    return conclude(workers, signals, job)
+
+
+def forward_signals(workers: Workers, signals: Signals) -> None:
+    """Send the workers the signals that were recorded for them."""
+    while signals.passed_on:
+        workers.signal(signals.passed_on.pop(0))
+
+
+def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
+    """Stop the workers that still run, and return how the round ended."""
+    workers.await_cause(give_up=lambda: bool(signals.received))
+    if signals.received:
+        workers.stop(
+            signals.received[0],
+            grace_s=job.patience_s,
+            hurry=lambda: len(signals.received) > 1,
+            first="none" if signals.reach_workers else "all",
+        )
+        return Outcome(interrupted_by=signals.received[0], preempted=_preempted(workers))
+    if workers.failures:
+        cause = workers.cause()
+        if cause.exit_code == PREEMPTED:
+            # The workers were preempted: the others are about to end as well, after their last output.
+            workers.await_end(job.patience_s, hurry=lambda: bool(signals.received))
+        workers.stop(signal.SIGTERM, grace_s=job.grace_s, hurry=lambda: bool(signals.received))
+        return Outcome(cause=cause, preempted=_preempted(workers))
+    # An executable sends no report.
+    joined = [worker.report.result for worker in workers.all if worker.report is not None]
+    return Outcome(silent_copies=bool(joined) and not any(joined))
+
+
+def _preempted(workers: Workers) -> bool:
+    return bool(workers.all) and all(worker.exit_code == PREEMPTED for worker in workers.all)
+
+
+def in_foreground(terminal: str = "/dev/tty") -> bool:
+    """Return whether the keyboard's signals are sent to this process group, whatever its stdin is."""
+    try:
+        fd = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # no controlling terminal
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+_LONGEST_PAUSE_S = 30.0  # pauses stop doubling here, so that they take little of a job's time
+_SIGNALS_OF_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class Restarts:
@@ -47,7 +190,7 @@ class Restarts:
         first = cause.message.strip().partition("\n")[0]
         now, before = ((cause.exit_code, cause.error, first), step), self._before
         step_before = None if before is None else before[1]
-        self.is_same = step is not None and now == before and _is_its_own(cause)
+        self.is_same = step is not None and now == before and _failed_by_itself(cause)
         advanced = step is not None and step_before is not None and step_before < step
         self.pause_s = 1.0 if advanced or not self.pause_s else min(2 * self.pause_s, _LONGEST_PAUSE_S)
         self._before = now
@@ -65,9 +208,9 @@ class Restarts:
         self.done += 1
 
 
-def _is_its_own(cause: Failure) -> bool:
+def _failed_by_itself(cause: Failure) -> bool:
     """Return whether the workers failed by themselves, rather than by a signal of another process."""
-    return cause.exit_code >= 0 or -cause.exit_code in _OWN_SIGNALS
+    return cause.exit_code >= 0 or -cause.exit_code in _SIGNALS_OF_FAULTS
 
 
 RoundEnd = Callable[[Outcome, Restarts], None]
@@ -96,7 +239,7 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
     adopt_orphans()
     restarts = Restarts(job.max_restarts)
     with signals_noted() as signals, shared_secret() as secret:
-        own = secret.variables | loopback_only(env.snapshot())
+        variables = secret.variables | loopback_only(env.snapshot())
         while True:
             # Each round has a separate port, and so a separate store: keys of a dead round would mislead it.
             with (
@@ -114,7 +257,7 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
                     master=holder.getsockname(),
                     role=job.role,
                 )
-                here = starts(job, places(local), this, own=own, alone=alone)
+                here = starts(job, places(local), this, variables=variables, alone=alone)
                 workers.start(here, entry, received=signals.received)
                 outcome = supervise(workers, signals, job)
             if outcome.cause is not None:
@@ -129,16 +272,16 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
 
 
 def starts(
-    job: Job, here: list[Place], this: Round, *, own: Mapping[str, str], alone: bool = False
+    job: Job, here: list[Place], this: Round, *, variables: Mapping[str, str], alone: bool = False
 ) -> list[Start]:
     """Return the place, variables and streams of each worker of this node.
 
-    `own` are variables of this run besides torchrun's; with `alone`, none are set.
+    `variables` are those of this run besides torchrun's; with `alone`, none are set.
     """
     return [
         Start(
             place=place,
-            variables={} if alone else worker_variables(place, this) | dict(own),
+            variables={} if alone else worker_variables(place, this) | dict(variables),
             streams=_streams(job, place, this.restarts),
         )
         for place in here

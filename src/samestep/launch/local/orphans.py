@@ -21,19 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samestep.base.machine.torch_segments import free_segments
-from samestep.base.owned_folders import DESCENDANTS
+from samestep.base.owned_folders import DESCENDANTS, free_segments
 
 if TYPE_CHECKING:
     import psutil
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_GRACE_S = 3.0
-# The start time of a process has a resolution of a second.
-_CLOCK_SLACK_S = 2.0
-_PIDFD_GETFD = 438
-_F_SETSIG = 10
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of prctl, in Linux's prctl.h
+_PIDFD_GETFD = 438  # the number of a system call, the same on all architectures
+_F_SETSIG = 10  # a command of fcntl, which Python does not name
+_GRACE_S = 3.0  # seconds that orphans may take to end, before they are killed
+_CLOCK_SLACK_S = 2.0  # the start time of a process has a resolution of a second
 _adopters: list[int] = []
 """Process that adopts orphans: all its descendants are its workers'. A fork of it adopts none."""
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -76,11 +73,11 @@ def family(pids: Set[int]) -> "list[psutil.Process]":
     """Return the descendants of the processes `pids`."""
     import psutil
 
-    found: list[psutil.Process] = []
+    descendants: list[psutil.Process] = []
     for pid in pids:
         with suppress(psutil.Error):
-            found += psutil.Process(pid).children(recursive=True)
-    return found
+            descendants += psutil.Process(pid).children(recursive=True)
+    return descendants
 
 
 def end_all(started: "list[psutil.Process]", *, ended: Set[int]) -> None:
@@ -174,12 +171,12 @@ class _WorkersEnd:
         with suppress(OSError):
             if file_identity(self.read) != self.pipe or os.getsid(0) != self.session:
                 return
-            own = _OPEN(f"/proc/self/fd/{self.read}", os.O_RDONLY | os.O_NONBLOCK)
-            fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            end = _OPEN(f"/proc/self/fd/{self.read}", os.O_RDONLY | os.O_NONBLOCK)
+            fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(end, _F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(end, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
             poll = select.poll()
-            poll.register(own, 0)
+            poll.register(end, 0)
             if poll.poll(0):  # the launcher was killed before
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.record is None:
@@ -197,8 +194,8 @@ def _disarm(pid: int, pipe: tuple[int, int]) -> None:
         process = os.pidfd_open(pid)
         try:
             for entry in Path(f"/proc/{pid}/fd").iterdir():
-                found = entry.stat()
-                if (found.st_dev, found.st_ino) == pipe:
+                status = entry.stat()
+                if (status.st_dev, status.st_ino) == pipe:
                     file = _LIBC.syscall(_PIDFD_GETFD, process, int(entry.name), 0)
                     if file >= 0:
                         fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK)
@@ -217,5 +214,5 @@ def _numbers(path: Path | None) -> set[int]:
 
 def file_identity(file: int) -> tuple[int, int]:
     """Return device and inode of an open file: a descriptor can be closed, and its number used again."""
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino

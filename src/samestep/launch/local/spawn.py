@@ -29,14 +29,10 @@ from samestep.base.machine.description import refuse_beyond_memory
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted
 from samestep.launch.local.child import Entry, Report, ReportPipe, Start
-from samestep.launch.local.forking import (
-    forget_parent,
-    fork_is_safe,
-    release_compute_threads,
-)
+from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
-from samestep.launch.local.output_flush import withdraw
+from samestep.launch.local.output import withdraw
 from samestep.launch.local.workers import Workers
 from samestep.launchers.detect import Detected
 from samestep.launchers.lost_environment import detect_task
@@ -83,7 +79,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
         return _in_processes(_forked_entry(fn, args), n, node)
     if node is None and _is_interactive():
         return run_ranks(fn, n, *args)
-    with fresh_entry(call, fn, args) as entry:
+    with _fresh_entry(call, fn, args) as entry:
         return _in_processes(entry, n, node)
 
 
@@ -93,13 +89,13 @@ def _node_of_several() -> Detected | None:
     Raises:
         UsageError: a launcher has started several processes on a node.
     """
-    found = detect_task(env.snapshot())
-    place = found.place
+    task = detect_task(env.snapshot())
+    place = task.place
     if place.size > 1 and place.nodes == place.size:
-        return found
-    if place.size > 1 and found.launcher != SAMESTEP.name:  # a worker of samestep may start others
+        return task
+    if place.size > 1 and task.launcher != SAMESTEP.name:  # a worker of samestep may start others
         raise UsageError(
-            f"{found.launcher} has started {place.size} tasks on {counted(place.nodes, 'node')}, and each "
+            f"{task.launcher} has started {place.size} tasks on {counted(place.nodes, 'node')}, and each "
             "would spawn workers of its own. Start one task on each node, or call samestep.join in place of "
             "samestep.spawn."
         )
@@ -149,7 +145,7 @@ def _is_interactive() -> bool:
 
 
 @contextmanager
-def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[Entry]:
+def _fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iterator[Entry]:
     """Yield an entry that replaces the worker by a fresh interpreter, which runs ``call(fn, args)``.
 
     Raises:
@@ -171,12 +167,12 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
 
         def entry(_start: Start, pipe: ReportPipe) -> Report:
             # Each worker opens the file again, so that it has a separate offset.
-            own = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
-            for fd in (own, pipe.fd):
+            opened = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
+            for fd in (opened, pipe.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
             flags = multiprocessing.util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
             withdraw()
-            start = _START.format(payload=own, pipe=pipe.fd)
+            start = _START.format(payload=opened, pipe=pipe.fd)
             os.execv(sys.executable, [sys.executable, *flags, "-c", start])  # noqa: S606
 
         yield entry
@@ -184,22 +180,18 @@ def fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Iter
 
 def main(payload: int, pipe: int) -> None:
     """Run the fresh worker: import the parent's ``__main__``, call the function, report and exit."""
-    own = ReportPipe.of(pipe)
+    reports = ReportPipe.of(pipe)
     with os.fdopen(payload, "rb") as file:
         multiprocessing.spawn.prepare(pickle.load(file))  # noqa: S301 - our own parent's
         call, fn, args = pickle.load(file)  # noqa: S301
     report: Report = call(fn, args)
-    own.send(report)
+    reports.send(report)
     leave(report.ending.exit_code)
 
 
 @contextmanager
 def started_workers(
-    entry: Entry,
-    count: int,
-    *,
-    variables: Mapping[str, str] | None = None,
-    node: Detected | None = None,
+    entry: Entry, count: int, *, variables: Mapping[str, str] | None = None, node: Detected | None = None
 ) -> Iterator[Workers]:
     """Fork `count` workers, which connect at a free port with a secret; the end of the block ends them.
 
@@ -213,13 +205,13 @@ def started_workers(
     with ExitStack() as stack:
         if node is None:
             holder = stack.enter_context(reserved_port())
-            own, master, here = [holder.fileno()], holder.getsockname(), places(count)
+            private, master, here = [holder.fileno()], holder.getsockname(), places(count)
             secret = stack.enter_context(shared_secret())
         else:
-            own, master = [], stack.enter_context(rendezvous_endpoint(node))
+            private, master = [], stack.enter_context(rendezvous_endpoint(node))
             here = places(count, node=node.place.node, nodes=node.place.nodes)
             secret = stack.enter_context(shared_secret(job_key(env.snapshot(), "called workers")))
-        workers = stack.enter_context(Workers(private=[*own, secret.file]))
+        workers = stack.enter_context(Workers(private=[*private, secret.file]))
         run_id = uuid.uuid4().hex[:8] if node is None else node.job or "none"
         this = Round(run_id=run_id, restarts=0, max_restarts=0, master=master)
         further = {**secret.variables, **(variables or {})}

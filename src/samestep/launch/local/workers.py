@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.base.errors import Error, WorkerFailed
-from samestep.base.last_step import LastSteps
 from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
-from samestep.base.stack_dumps import StackDumps
+from samestep.base.worker_records import LastSteps, StackDumps
 from samestep.launch.job import STDERR
 from samestep.launch.local import forking, orphans
 from samestep.launch.local.child import (
@@ -36,14 +35,13 @@ from samestep.launch.local.child import (
 from samestep.launch.local.failure import Failure, explain_death, root_cause
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.orphans import Lifeline
-from samestep.launch.local.output import Stream
-from samestep.launch.local.output_flush import OutputFlush
+from samestep.launch.local.output import OutputFlush, Stream
 from samestep.ranks.hang.rank_status import RankStatus, parse_statuses
 from samestep.ranks.hang.status_store import SharedMemoryStore
 
-_POLL_S = 0.05
-_FLUSH_POLL_S = 0.01
-_POLITE_S = 5.0
+_POLL_S = 0.05  # seconds between checks of workers whose end wakes nothing, and of statuses in memory
+_FLUSH_POLL_S = 0.01  # seconds between reads of the memory in which workers report that they have flushed
+_POLITE_S = 5.0  # seconds that workers may take to end where an error has ended the block
 _CAUSE_S = 1.0  # seconds to wait for the cause of a failure that is likely a consequence
 _STATUS_S = 1.5  # seconds to wait for the statuses of the live workers after one was killed
 _FLUSH_S = 1.0  # seconds that workers may take to write their buffered output before they are ended
@@ -106,13 +104,9 @@ class Workers:
         self._watched_by_pid: dict[int, int] = {}
         self._wakeup = wakeup
         self._private = frozenset(private)
-        self._limit: forking.Limit | None = None
-        self._steps: LastSteps | None = None
-        self._stacks = StackDumps()
-        self._flush: OutputFlush | None = None
-        self._statuses: SharedMemoryStore | None = None
         self._folder: Path | None = None
-        self._lifeline: Lifeline | None = None
+        self._limit: forking.Limit | None = None
+        self._inherited: InheritedState | None = None  # set by `start`
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
 
@@ -133,7 +127,7 @@ class Workers:
     @property
     def last_step(self) -> int | None:
         """Last training step that any worker has recorded; None if none has."""
-        return None if self._steps is None else self._steps.latest()
+        return None if self._inherited is None else self._inherited.steps.latest()
 
     def start(self, starts: Sequence[Start], entry: Entry, *, received: Sequence[int] = ()) -> None:
         """Fork one worker for each of `starts`; each runs `entry`.
@@ -147,55 +141,51 @@ class Workers:
             if stream is not None:  # None if this process was started with the stream closed
                 stream.flush()
         self._limit = forking.raise_file_limit(len(starts))
-        self._steps = LastSteps(max(1, len(starts)))
-        self._flush = OutputFlush(max(1, len(starts)))
-        self._statuses = SharedMemoryStore(starts[0].place.size if starts else 1)
         with suppress(Error):  # the temporary directory is full, which must not end the workers
             self._folder = make_folder()
-        self._lifeline = Lifeline(self._folder)
+        self._inherited = InheritedState(
+            launcher=os.getpid(),
+            limit=self._limit,
+            lifeline=Lifeline(self._folder),
+            steps=LastSteps(max(1, len(starts))),
+            stacks=StackDumps(),
+            flush=OutputFlush(max(1, len(starts))),
+            statuses=SharedMemoryStore(starts[0].place.size if starts else 1),
+        )
         # The imported modules are not garbage: no collection, here or in a child, needs to visit them again.
         gc.freeze()
         for start in starts:
             if received:
                 break
-            self._fork(start, entry)
+            self._fork(start, entry, self._inherited)
 
-    def _fork(self, start: Start, entry: Entry) -> None:
+    def _fork(self, start: Start, entry: Entry, inherited: InheritedState) -> None:
         # The launcher's handlers would take, and lose, a signal between fork and the child's own handlers; a
         # signal before the worker is recorded here would orphan it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
-            self._add(start, entry, mask)
+            self._add(start, entry, inherited, mask)
         except OSError as error:
             raise WorkerFailed(not_started(start, error)) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _add(self, start: Start, entry: Entry, mask: set[int | signal.Signals]) -> None:
+    def _add(
+        self, start: Start, entry: Entry, inherited: InheritedState, mask: set[int | signal.Signals]
+    ) -> None:
         with ExitStack() as undo:
             for stream in start.streams:
                 undo.callback(stream.close)
                 stream.open()
-            others = self._stacks.files
-            self._stacks.add(start.place.local_rank)
+            stacks = inherited.stacks.files
+            inherited.stacks.add(start.place.local_rank)
             reports, pipe = os.pipe()
             undo.callback(os.close, reports)
-            private = {reports, self._selector.fileno(), *self._private, *self._files(), *others}
-            inherited = InheritedState(
-                launcher=os.getpid(),
-                mask=mask,
-                private=private,
-                limit=self._limit,
-                lifeline=self._lifeline,
-                steps=self._steps,
-                stacks=self._stacks,
-                flush=self._flush,
-                statuses=self._statuses,
-            )
+            private = {reports, self._selector.fileno(), *self._private, *self._files(), *stacks}
             try:
                 pid = forking.fork()
                 if pid == 0:
-                    become_worker(start, entry, pipe, inherited)
+                    become_worker(start, entry, pipe, inherited, mask=mask, private=private)
             finally:
                 os.close(pipe)
             undo.pop_all()
@@ -269,12 +259,12 @@ class Workers:
         For a worker that a signal killed, the live workers are given a moment to report where they are.
         """
         cause = root_cause(self.failures)
-        if cause.exit_code >= 0:
+        if cause.exit_code >= 0 or self._inherited is None:
             return cause
         self._await_statuses()
         return explain_death(
             cause,
-            self._stacks.main_frames(cause.local_rank),
+            self._inherited.stacks.main_frames(cause.local_rank),
             self._known_statuses(),
             size=self.all[0].start.place.size,
         )
@@ -290,7 +280,7 @@ class Workers:
             self.wait(min(left, _POLL_S))
 
     def _known_statuses(self) -> dict[int, RankStatus]:
-        return {} if self._statuses is None else parse_statuses(self._statuses.read())
+        return {} if self._inherited is None else parse_statuses(self._inherited.statuses.read())
 
     def await_end(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
         """Return when all have ended by themselves, after `timeout_s`, or as soon as `hurry` returns True."""
@@ -345,11 +335,12 @@ class Workers:
 
     def _flush_output(self, deadline: float, hurry: Callable[[], bool]) -> None:
         """Let the workers write what they have buffered; those that do not by `deadline` lose it."""
-        if self._flush is None:
+        if self._inherited is None:
             return
-        self._flush.request()
+        flush = self._inherited.flush
+        flush.request()
         while not hurry() and (left := deadline - time.monotonic()) > 0:
-            if not any(self._flush.is_awaited(worker.start.place.local_rank) for worker in self.running):
+            if not any(flush.is_awaited(worker.start.place.local_rank) for worker in self.running):
                 return
             self.wait(min(left, _FLUSH_POLL_S))
 
@@ -370,22 +361,17 @@ class Workers:
                 if stream.read is not None:
                     self._forget(stream.read)
                 stream.close()
-        self._stacks.close()
-        if self._flush is not None:
-            self._flush.close()
         self._selector.close()
+        if self._inherited is not None:
+            self._inherited.stacks.close()
+            self._inherited.flush.close()
+            self._inherited.lifeline.close()
         forking.restore_file_limit(self._limit)
         self._limit = None
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """Remove the temporary folders of this launcher and of workers that were killed."""
-        if self._lifeline is not None:
-            self._lifeline.close()
         if self._folder is not None:
             remove_folder(self._folder)
             self._folder = None
-        remove_dead()
+        remove_dead()  # of workers that were killed
 
 
 def _is_stale(before: RankStatus | None, now: RankStatus | None) -> bool:

@@ -20,10 +20,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from samestep.base import env
 from samestep.base.console import open_standard_streams
@@ -34,12 +31,21 @@ from samestep.base.signals import ends_handled
 from samestep.launch.job import Job, Nodes
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.local_backend import Restarts, Round, RoundEnd, starts
+from samestep.launch.local.local_backend import (
+    Outcome,
+    Restarts,
+    Round,
+    RoundEnd,
+    Signals,
+    Verdict,
+    conclude,
+    forward_signals,
+    signals_noted,
+    starts,
+)
 from samestep.launch.local.orphans import adopt_orphans
-from samestep.launch.local.supervisor import Outcome, Signals, conclude, forward_signals, signals_noted
 from samestep.launch.local.workers import Workers
-from samestep.launch.node_verdicts import Verdict, Verdicts
-from samestep.launch.nodes.launchers_store import open_launchers_store, rendezvous_of
+from samestep.launch.nodes.launchers_store import Verdicts, open_launchers_store, rendezvous_of
 from samestep.launch.plan import host_of
 from samestep.ranks.rendezvous.authentication import AuthenticationError
 from samestep.ranks.rendezvous.endpoint import resolve
@@ -66,7 +72,7 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: Round
     open_standard_streams()
     adopt_orphans()
     secret = job_key(env.snapshot(), "nodes")
-    with signals_noted() as signals, shared_secret(secret) as own, ExitStack() as stack:
+    with signals_noted() as signals, shared_secret(secret) as shared, ExitStack() as stack:
         agent: _Agent | None = None
         try:
             store = _opened_store(nodes, secret)
@@ -79,7 +85,9 @@ def run(job: Job, entry: Entry, *, local: int, nodes: Nodes, on_round_end: Round
                 max_restarts=job.max_restarts,
                 monitor_interval=job.monitor_interval_s,
             )
-            agent = _Agent(spec, job=job, entry=entry, own=own, signals=signals, on_round_end=on_round_end)
+            agent = _Agent(
+                spec, job=job, entry=entry, shared=shared, signals=signals, on_round_end=on_round_end
+            )
             agent.run()
         except SignalException as interrupt:
             return Outcome(interrupted_by=interrupt.sigval)
@@ -114,8 +122,10 @@ def _no_rendezvous(error: Exception, nodes: Nodes) -> str:
             f"another process has the port of {nodes.endpoint}, the rendezvous of the {nodes.count} nodes. "
             f"Give another port, on every node; or is this a second launcher for node 0? ({reason})"
         )
-    apart = isinstance(error, (RendezvousError, DistError, ConnectionError, TimeoutError, socket.gaierror))
-    if not apart or _OUT_OF_FILES.search(reason):
+    is_network = isinstance(
+        error, (RendezvousError, DistError, ConnectionError, TimeoutError, socket.gaierror)
+    )
+    if not is_network or _OUT_OF_FILES.search(reason):
         return f"this node could not take part in the rendezvous at {nodes.endpoint}: {reason}."
     return (
         f"the rendezvous of {nodes.count} nodes at {nodes.endpoint} ({nodes.backend}) failed: {reason}. "
@@ -141,7 +151,7 @@ class _Agent(SimpleElasticAgent):
         *,
         job: Job,
         entry: Entry,
-        own: Shared,
+        shared: Shared,
         signals: Signals,
         on_round_end: RoundEnd,
     ) -> None:
@@ -152,7 +162,7 @@ class _Agent(SimpleElasticAgent):
         self._is_elastic = job.nodes.least is not None
         self._has_failed = False
         self._job = job
-        self._own = own
+        self._shared = shared
         self._signals = signals
         self._on_round_end = on_round_end
         self._entry = entry
@@ -196,11 +206,11 @@ class _Agent(SimpleElasticAgent):
         self._place = here[0]
         self._workers = Workers(
             wakeup=self._signals.wakeup,
-            private=[*self._signals.files, self._own.file],
+            private=[*self._signals.files, self._shared.file],
             needs_all=self._job.needs_all,
         )
-        own = starts(self._job, here, this, own=self._own.variables)
-        self._workers.start(own, self._entry, received=self._signals.received)
+        here_starts = starts(self._job, here, this, variables=self._shared.variables)
+        self._workers.start(here_starts, self._entry, received=self._signals.received)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

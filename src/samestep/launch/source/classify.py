@@ -9,23 +9,31 @@ native   sets up `torch.distributed`, or asks a library for several   on every w
 serial   neither; a library's Trainer on one device is serial         once, its models' calls split
 ======== ============================================================ ====================================
 
-A script that joins a process group only if a launcher has set its variables is serial where there is none.
+A script that joins a process group only if a launcher has set its variables is serial where there is none. So
+is one that asks a training library for one device, or says nothing. One that asks for several, or names a
+strategy for them, is native: the library splits the work.
 
 Only code that can be called counts: see `samestep.launch.source.names`.
 """
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.regular_files import TEXT_BYTES, read_bytes
-from samestep.launch.source.launcher_variables import VariableRead, reads_of, reads_rank
-from samestep.launch.source.libraries import LIBRARIES, asks_for_several, flag_asking_for_several
+from samestep.launch.source.launcher_variables import (
+    INIT_PROCESS_GROUP,
+    VariableRead,
+    reads_of,
+    reads_rank,
+    without_launcher,
+)
 from samestep.launch.source.modules import ImportedModules
 from samestep.launch.source.names import (
     Module,
@@ -36,14 +44,150 @@ from samestep.launch.source.names import (
     reached_nodes,
     used_names,
 )
-from samestep.launch.source.without_launcher import INIT_PROCESS_GROUP, without_launcher
+
+_LIGHTNING = (
+    *prefixed(
+        "lightning", "Trainer", "Fabric", "fabric.Fabric", "pytorch.Trainer", "pytorch.cli.LightningCLI"
+    ),
+    *prefixed("pytorch_lightning", "Trainer", "cli.LightningCLI"),
+    "lightning_fabric.Fabric",
+)
+_TRANSFORMERS = (
+    *prefixed("transformers", "Trainer", "Seq2SeqTrainer"),
+    *prefixed("transformers", "trainer.Trainer", "trainer_seq2seq.Seq2SeqTrainer"),
+    "trl",
+)
+_ACCELERATE = prefixed("accelerate", "Accelerator", "PartialState")
+_COMPOSER = prefixed("composer", "Trainer", "trainer.Trainer")
+
+LIBRARIES = (
+    *_LIGHTNING,
+    *_TRANSFORMERS,
+    *_ACCELERATE,
+    *_COMPOSER,
+    "timm.utils.init_distributed_device",
+    "mmengine.runner.Runner",
+)
+"""Calls that train on one device, or on several if they are asked to."""
+
+_STRATEGIES = (
+    *prefixed("lightning", "pytorch.strategies", "fabric.strategies"),
+    *prefixed("pytorch_lightning", "strategies", "plugins.DDPPlugin"),
+    "lightning_fabric.strategies",
+    *prefixed("accelerate", "DistributedDataParallelKwargs", "utils.DistributedDataParallelKwargs"),
+    *prefixed("accelerate", "FullyShardedDataParallelPlugin", "utils.FullyShardedDataParallelPlugin"),
+    *prefixed("accelerate", "DeepSpeedPlugin", "utils.DeepSpeedPlugin", "ParallelismConfig"),
+)
+"""Calls that create a strategy for several devices."""
+_ONE_DEVICE_STRATEGY = "SingleDevice"
+
+_UNSET = ("", "none", "null", "false", "no", "0", "-1")
+_Asks = Callable[[object], bool]  # whether the value of an argument asks for several devices
+
+
+def _count(value: object) -> bool:
+    """Return whether a number of devices, a list of them, or a text of either is of several."""
+    if isinstance(value, str):
+        parts = [part for part in value.strip("[]() ").split(",") if part]
+        return len(parts) > 1 or (value.lstrip("-").isdecimal() and _count(int(value)))
+    if isinstance(value, (list, tuple)):
+        return len(value) > 1
+    return isinstance(value, int) and (value > 1 or value == -1)
+
+
+def _strategy(value: object) -> bool:
+    return _is_set(value) and isinstance(value, str) and value not in ("auto", "single_device", "single_tpu")
+
+
+def _is_set(value: object) -> bool:
+    return str(value).lower() not in _UNSET and bool(value)
+
+
+_DEVICES: Mapping[str, _Asks] = MappingProxyType(
+    {
+        **dict.fromkeys(("devices", "num_nodes", "gpus", "num_processes", "tpu_cores"), _count),
+        "strategy": _strategy,
+        "accelerator": lambda value: isinstance(value, str) and value.startswith("ddp"),
+    }
+)
+_SHARDING: Mapping[str, _Asks] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("fsdp", "fsdp_config", "fsdp_plugin", "deepspeed", "deepspeed_config", "deepspeed_plugin"),
+            *("ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+            *("megatron_lm_plugin", "parallelism_config", "torch_tp_plugin"),
+        ),
+        _is_set,
+    )
+    | {"tp_size": _count}
+)
+_ARGUMENTS: tuple[tuple[tuple[str, ...], Mapping[str, _Asks]], ...] = (
+    (_LIGHTNING, _DEVICES),
+    ((*_TRANSFORMERS, *_ACCELERATE, *_COMPOSER, "transformers"), _SHARDING),
+    (("mmengine.runner.Runner",), MappingProxyType({"launcher": _strategy})),
+)
+"""Arguments of calls, by name, that can ask for several devices."""
+_FLAGS: Mapping[str, _Asks] = MappingProxyType({**_DEVICES, **_SHARDING, "launcher": _strategy})
+"""Flags of a program, from which such arguments are made."""
+_FROM_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def _asks_for_several(nodes: Iterable[ast.AST], names: Names) -> Iterator[tuple[str, int]]:
+    """Yield each call and its line by which code asks a library for several devices.
+
+    A value that is not in the text, such as one from a configuration file, asks for nothing. A launcher's
+    variable that is read without a default does: the code cannot run without a launcher.
+    """
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            for name in names.full(node.func):
+                if is_one_of(name, _STRATEGIES) and _ONE_DEVICE_STRATEGY not in name:
+                    yield name, node.lineno
+                yield from ((f"{name}({word}=..)", node.lineno) for word in _asking_arguments(name, node))
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if key in _FROM_LAUNCHERS and "os.environ" in names.full(node.value):
+                yield f"os.environ[{key!r}]", node.lineno
+
+
+def _flag_asking_for_several(arguments: Sequence[str]) -> str:
+    """Return the flag of a program's arguments that asks a library for several devices; empty without one."""
+    for position, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if not flag.startswith("--"):
+            continue
+        following = [value for value in arguments[position + 1 : position + 2] if not value.startswith("--")]
+        text = value if equals else following[0] if following else "True"
+        asks = _FLAGS.get(flag.lstrip("-").rpartition(".")[2].replace("-", "_"))
+        if asks is not None and asks(text):
+            return flag
+    return ""
+
+
+def _asking_arguments(name: str, call: ast.Call) -> Iterator[str]:
+    for calls, arguments in _ARGUMENTS:
+        if not is_one_of(name, calls):
+            continue
+        for keyword in call.keywords:
+            asks = arguments.get(keyword.arg or "")
+            if asks is not None and asks(_literal(keyword.value)):
+                yield str(keyword.arg)
+
+
+def _literal(value: ast.expr) -> object:
+    """Return the value of a literal; None for any other expression."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
 
 Kind: TypeAlias = Literal["native", "spawns", "serial"]
-MAX_FILES = 300
-"""Maximum number of modules that are read."""
+_MAX_FILES = 300
+"""Maximum number of modules that are read, which takes time at each start; the nearest imports come first."""
 
 # Names below an entry match as well.
-LAUNCHES = (
+_LAUNCHES = (
     *prefixed("torch.distributed", "launcher", "run"),
     "samestep.spawn",
     *prefixed("accelerate", "notebook_launcher", "debug_launcher"),
@@ -51,10 +195,10 @@ LAUNCHES = (
     *prefixed("ray.train", "torch.TorchTrainer", "lightning"),
     "torchrunx",
 )
-SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_SPAWNERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 """Ways to start numbered processes; the number is the rank, unless the script sets another one."""
 
-PROCESSES = (
+_PROCESSES = (
     "torch.multiprocessing.Process",
     "multiprocessing.Process",
     "torch.multiprocessing.get_context.Process",
@@ -82,7 +226,7 @@ NATIVE = (
     "mpi4py",
 )
 
-_TABLES = (LAUNCHES, SPAWNERS, PROCESSES, NATIVE, LIBRARIES)
+_TABLES = (_LAUNCHES, _SPAWNERS, _PROCESSES, NATIVE, LIBRARIES)
 _KNOWN = frozenset(name.partition(".")[0] for table in _TABLES for name in table)
 
 
@@ -124,13 +268,13 @@ class ScriptKind:
     def starts_processes(self) -> bool:
         """Whether it starts a process for each worker by hand."""
         return (
-            self.kind == "spawns" and self.evidence is not None and is_one_of(self.evidence.name, PROCESSES)
+            self.kind == "spawns" and self.evidence is not None and is_one_of(self.evidence.name, _PROCESSES)
         )
 
     @property
     def has_forkable_workers(self) -> bool:
         """Whether it starts its workers by `torch.multiprocessing`; samestep can fork them in its place."""
-        spawns = self.kind == "spawns" and self.evidence is not None and self.evidence.name in SPAWNERS
+        spawns = self.kind == "spawns" and self.evidence is not None and self.evidence.name in _SPAWNERS
         return spawns or self.starts_processes
 
 
@@ -157,7 +301,7 @@ def classify(
     """
     try:
         modules = list(user_modules(script, roots or [script.parent]))
-        flag = flag_asking_for_several(arguments)
+        flag = _flag_asking_for_several(arguments)
         kind = _kind_of(modules, script, flag)
     except (RecursionError, MemoryError):  # an expression is too long or too deep for Python's parser
         return ScriptKind("native")
@@ -170,10 +314,10 @@ def classify(
 
 def _kind_of(modules: Sequence[Module], script: Path, flag: str) -> ScriptKind:
     reached = reached_nodes(modules, main=script)
-    found = _Findings()
+    findings = _Findings()
     for file, tree in modules:
-        _search(file, reached[file], Names(tree), found)
-    return found.kind(flag)
+        _search(file, reached[file], Names(tree), findings)
+    return findings.kind(flag)
 
 
 @dataclass(slots=True)
@@ -209,19 +353,19 @@ class _Findings:
         return () if self.reads_rank else tuple(self.reads)
 
 
-def _search(file: Path, nodes: list[ast.AST], names: Names, found: _Findings) -> None:
+def _search(file: Path, nodes: list[ast.AST], names: Names, findings: _Findings) -> None:
     """Add to the findings what the code of one module shows."""
     for name, line in used_names(nodes, names):
         for table in _TABLES:
             if is_one_of(name, table):
-                found.uses.setdefault(table, Evidence(file, line, name))
-        found.creates_group = found.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
-        found.joins = found.joins or name == "samestep.join"
-    found.reads += reads_of(file, nodes, names)
-    found.reads_rank = found.reads_rank or reads_rank(nodes, names)
-    found.sets_ranks = found.sets_ranks or sets_rank(nodes, names)
-    several = next(asks_for_several(nodes, names), None)
-    found.several = found.several or (Evidence(file, several[1], several[0]) if several else None)
+                findings.uses.setdefault(table, Evidence(file, line, name))
+        findings.creates_group = findings.creates_group or is_one_of(name, INIT_PROCESS_GROUP)
+        findings.joins = findings.joins or name == "samestep.join"
+    findings.reads += reads_of(file, nodes, names)
+    findings.reads_rank = findings.reads_rank or reads_rank(nodes, names)
+    findings.sets_ranks = findings.sets_ranks or _sets_rank(nodes, names)
+    several = next(_asks_for_several(nodes, names), None)
+    findings.several = findings.several or (Evidence(file, several[1], several[0]) if several else None)
 
 
 def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, ast.Module]]:
@@ -236,7 +380,7 @@ def user_modules(script: Path, roots: Sequence[Path]) -> Iterator[tuple[Path, as
             continue
         yield file, tree
         for module in imported.of(tree, file):
-            if len(seen) < MAX_FILES and module.resolve() not in seen:
+            if len(seen) < _MAX_FILES and module.resolve() not in seen:
                 seen.add(module.resolve())
                 waiting.append(module)
 
@@ -256,7 +400,7 @@ def _parsed(file: Path, *, is_script: bool) -> ast.Module | None:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from None
 
 
-def sets_rank(nodes: list[ast.AST], names: Names) -> bool:
+def _sets_rank(nodes: list[ast.AST], names: Names) -> bool:
     """Return whether a rank, or the rendezvous port, is set to a value other than the launcher's.
 
     A value from the environment is the launcher's.

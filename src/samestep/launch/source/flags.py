@@ -18,7 +18,7 @@ _FLAGS = re.compile(r"--?[A-Za-z][\w-]*(/--?[A-Za-z][\w-]*)*=?")
 _PARSED = re.compile(r"\.parse_(known_)?args\w*$")
 _EXPLICIT = ("argparse", "optparse", "configargparse")  # packages whose parsers take each flag as a string
 
-DERIVING = (
+_DERIVING = (
     "absl.flags",
     "argh",
     "chz.entrypoint",
@@ -66,11 +66,11 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
     literal: dict[str, Path] = {}
     uses: list[Evidence] = []
     reads_argv = False
-    own = {script.parent.name}
+    packages = {script.parent.name}
     modules = list(user_modules(script, roots))
     reached = reached_nodes(modules, main=script)
     for file, tree in modules:
-        own |= {file.stem, file.parent.name}
+        packages |= {file.stem, file.parent.name}
         nodes = reached[file]
         for node in nodes:
             reads_argv |= isinstance(node, ast.Attribute) and node.attr == "argv"
@@ -79,11 +79,11 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
             if isinstance(text, str) and _FLAGS.fullmatch(text):
                 literal |= dict.fromkeys(text.removesuffix("=").split("/"), file)
         uses += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
-    parser = next((use for use in uses if _defines_flags(use.name, own)), None)
+    parser = next((use for use in uses if _defines_flags(use.name, packages)), None)
     return Flags(literal, parser, reads_argv=reads_argv)
 
 
-def _defines_flags(name: str, own: set[str]) -> bool:
+def _defines_flags(name: str, packages: set[str]) -> bool:
     top = name.partition(".")[0]
-    elsewhere = _PARSED.search(name) is not None and top not in own and top not in _EXPLICIT
-    return elsewhere or is_one_of(name, DERIVING)
+    elsewhere = _PARSED.search(name) is not None and top not in packages and top not in _EXPLICIT
+    return elsewhere or is_one_of(name, _DERIVING)

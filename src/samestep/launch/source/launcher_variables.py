@@ -1,18 +1,30 @@
-"""Finds the variables of Slurm and MPI that a script reads, and gives them values under `samestep run`.
+"""Finds how a script depends on its launcher's variables: which it reads, and what it runs without them.
 
-Such a script takes its rank from a variable of the launcher that it was written for. Under another launcher
-the variable is missing, and the script fails, or takes the default: then each process is rank 0 of one.
+A script may take its rank from a variable of the launcher that it was written for: of Slurm or MPI. Under
+another launcher the variable is missing, and the script fails, or takes the default: then each process is
+rank 0 of one. `samestep run` gives such variables values.
+
+Many scripts train on one device, and set up a process group only under torchrun::
+
+    ddp = int(os.environ.get("RANK", -1)) != -1         False
+    if ddp:
+        init_process_group("nccl")                      not run
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from samestep.base.env import Environment
 from samestep.base.place import Place
-from samestep.launch.source.names import Names
+from samestep.launch.source.names import Module, Names, assigned
 from samestep.launchers.registry import BY_NAME
 
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
@@ -125,14 +137,14 @@ def values_beside(reads: Iterable[VariableRead], place: Place, environment: Envi
     srun sets SLURM_NTASKS_PER_NODE only if it has that flag, and Lightning requires it.
     """
     row = BY_NAME[place.launcher]
-    own = {_family(name) for name in (*row.rank, *row.size, *row.local_rank)}
-    of_others = [read for read in reads if _family(read.name) not in own]
+    families = {_family(name) for name in (*row.rank, *row.size, *row.local_rank)}
+    of_others = [read for read in reads if _family(read.name) not in families]
     wanted = {_family(read.name) for read in of_others}
-    wanted |= {_family(name) for name in _VALUES if name in environment} - own
+    wanted |= {_family(name) for name in _VALUES if name in environment} - families
     values = {
         name: str(value(place))
         for name, value in _VALUES.items()
-        if _family(name) in wanted or (_family(name) in own and name not in environment)
+        if _family(name) in wanted or (_family(name) in families and name not in environment)
     }
     return values | values_at(of_others, place)
 
@@ -140,3 +152,254 @@ def values_beside(reads: Iterable[VariableRead], place: Place, environment: Envi
 def _family(name: str) -> str:
     """Return the part of a variable's name that all variables of its launcher share."""
     return name.partition("_")[0]
+
+
+INIT_PROCESS_GROUP = (
+    "torch.distributed.init_process_group",
+    "torch.distributed.distributed_c10d.init_process_group",
+)
+_GROUPS = ("torch.distributed.is_initialized", "torch.distributed.is_torchelastic_launched")
+"""Functions that return False where there is no launcher, and no group."""
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"int": int, "bool": bool, "str": str})
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+        ast.Is: operator.is_,
+        ast.IsNot: operator.is_not,
+    }
+)
+_STORES = tuple(f"os.environ.{name}" for name in ("setdefault", "update", "__setitem__"))
+_EXITS = ("sys.exit", "os._exit", "exit", "quit")
+_MOST_ROUNDS = 4
+"""Rounds in which names get values from those of other names; the names of a longer chain are unknown."""
+
+
+_ANY = "*"
+"""Stands for a variable whose name is unknown."""
+_UNKNOWN = object()
+"""The value of an expression that does not follow from the launcher's variables alone."""
+
+
+def without_launcher(modules: Sequence[Module], is_set: Callable[[str], bool]) -> list[Module]:
+    """Return the modules of a script without the branches that it takes only under a launcher.
+
+    Args:
+        modules: the files and trees of the script and of the modules that it imports.
+        is_set: whether a launcher has set a variable; what depends on such a variable is kept.
+    """
+    names = {file: Names(tree) for file, tree in modules}
+    facts = _Facts({}, is_set, creates_group=False)
+    stored: set[str] = set()
+    for file, tree in modules:
+        for node in ast.walk(tree):
+            stored |= _stored_variables(node, names[file])
+            facts.creates_group = facts.creates_group or _creates_group(node, names[file])
+    facts.is_set = lambda name: name in stored or _ANY in stored or is_set(name)
+    for _ in range(_MOST_ROUNDS):
+        known = _values(modules, names, facts)
+        if known == facts.known:
+            break
+        facts.known = known
+    return [(file, _Alone(names[file], facts).pruned(tree)) for file, tree in modules]
+
+
+@dataclass(slots=True)
+class _Facts:
+    """The names and variables of a script whose values are known."""
+
+    known: Mapping[str, Any]
+    """The values of names, and of attributes as ``.name``."""
+    is_set: Callable[[str], bool]
+    """Whether a variable is set: by a launcher, or by the script itself."""
+    creates_group: bool
+    """Whether the script itself creates process groups, and no library for it."""
+
+
+def _stored_variables(node: ast.AST, names: Names) -> set[str]:
+    """Return the variables of the environment that a node sets; `_ANY` if their names are unknown."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return {_text(node.slice)} if "os.environ" in names.full(node.value) else set()
+    if isinstance(node, ast.Call):
+        full = [*names.full(node.func)]
+        if any(name in (*_STORES, "os.putenv") for name in full):
+            return {_text(node.args[0]) if node.args else _ANY}
+    return set()
+
+
+def _creates_group(node: ast.AST, names: Names) -> bool:
+    return isinstance(node, ast.Call) and any(name in INIT_PROCESS_GROUP for name in names.full(node.func))
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _ANY
+
+
+def _values(modules: Iterable[Module], names: Mapping[Any, Names], facts: _Facts) -> dict[str, Any]:
+    """Return the values of the names and attributes that all assignments to them agree on."""
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    unknown: set[str] = set()
+    for file, tree in modules:
+        alone = _Alone(names[file], facts)
+        for node in ast.walk(tree):
+            unknown |= _bound_otherwise(node)
+            for target, value in assigned(node):
+                values[_name_of(target)].append(alone.value_of(value))
+    agreed = {name: first for name, (first, *rest) in values.items() if all(value == first for value in rest)}
+    return {
+        name: value
+        for name, value in agreed.items()
+        if name and value is not _UNKNOWN and name not in unknown
+    }
+
+
+def _bound_otherwise(node: ast.AST) -> set[str]:
+    """Return the names and attributes that a node binds to values that are not followed."""
+    names: set[str] = set()
+    if isinstance(node, ast.arg):
+        names = {node.arg}
+    elif isinstance(node, ast.alias):
+        names = {node.asname or node.name}
+    elif isinstance(
+        node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    ):
+        names = {node.name or ""}
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.AugAssign, ast.comprehension)):
+        names = {_name_of(target) for target in ast.walk(node.target)}
+    elif isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store):
+        names = {_name_of(target) for target in ast.walk(node)}
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        names = {_name_of(node.optional_vars)}
+    elif isinstance(node, ast.ClassDef):  # a field of it may be an option
+        fields = (target for statement in node.body for target, _ in assigned(statement))
+        names = {node.name, *(f".{_name_of(field)}" for field in fields)}
+    elif isinstance(
+        node, ast.Call
+    ):  # ``add_argument("--distributed")``, ``setattr(args, "distributed", ...)``
+        texts = map(_text, (*node.args, *(keyword.value for keyword in node.keywords)))
+        names = {f".{text.lstrip('-').replace('-', '_')}" for text in texts}
+    return names
+
+
+def _name_of(node: ast.AST) -> str:
+    """Return a name, or ``.name`` for an attribute; empty for another expression."""
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+class _Alone(ast.NodeTransformer):
+    """Replaces each branch of a module that depends on the launcher's variables by what is taken."""
+
+    def __init__(self, names: Names, facts: _Facts) -> None:
+        self._names, self._facts = names, facts
+
+    def pruned(self, tree: ast.Module) -> ast.Module:
+        """Return a module without the branches that are not taken; the given one is not changed."""
+        pruned: ast.Module = self.visit(deepcopy(tree))
+        return pruned
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Prune the parts of a node, and leave out what follows a return in a block."""
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                ends = [isinstance(statement, (ast.Return, ast.Raise)) for statement in block]
+                del block[ends.index(True) + 1 if True in ends else len(block) :]
+        return node
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Return the statements of the branch that is taken."""
+        value = self.value_of(node.test)
+        taken = node.body if value else node.orelse
+        if value is _UNKNOWN or (taken and self._ends_run(taken[-1])):  # it runs under a launcher only
+            return self.generic_visit(node)
+        statements: list[ast.stmt] = []
+        for statement in taken:
+            visited = self.visit(statement)
+            statements += visited if isinstance(visited, list) else [visited]
+        return statements or [ast.copy_location(ast.Pass(), node)]
+
+    def _ends_run(self, statement: ast.stmt) -> bool:
+        """Return whether a statement raises an error or ends the process."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call):
+            is_name = isinstance(call.func, ast.Name) and call.func.id in _EXITS
+            return is_name or any(name in _EXITS for name in self._names.full(call.func))
+        return isinstance(statement, ast.Raise)
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        """Return the expression that is computed."""
+        value = self.value_of(node.test)
+        if value is _UNKNOWN:
+            return self.generic_visit(node)
+        return self.visit(node.body if value else node.orelse)
+
+    def value_of(self, node: ast.expr) -> Any:
+        """Return the value of an expression by the launcher's variables, or else `_UNKNOWN`."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._facts.known.get(_name_of(node), _UNKNOWN)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            value = self.value_of(node.operand)
+            return value if value is _UNKNOWN else not value
+        if isinstance(node, ast.BoolOp):
+            return self._combined(node)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._compared(node.left, node.ops[0], node.comparators[0])
+        return self.value_of(node.value) if isinstance(node, ast.NamedExpr) else _UNKNOWN
+
+    def _called(self, node: ast.Call) -> Any:
+        full = [*self._names.full(node.func)]
+        if any(name in _GROUPS for name in full):
+            return False if self._facts.creates_group else _UNKNOWN
+        if any(name in _READERS for name in full) and node.args and self._is_missing(node.args[0]):
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
+            default = next(iter([*node.args[1:], *named]), None)
+            return None if default is None else self._constant_or_value(default)
+        convert = _CONVERSIONS.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        value = self.value_of(node.args[0]) if convert and len(node.args) == 1 else _UNKNOWN
+        if convert is None or value is _UNKNOWN:
+            return _UNKNOWN
+        with suppress(TypeError, ValueError, OverflowError):
+            return convert(value)
+        return _UNKNOWN
+
+    def _combined(self, node: ast.BoolOp) -> Any:
+        """Return the value of ``and`` or ``or``, which one operand may decide."""
+        decides = isinstance(node.op, ast.Or)
+        values = [self.value_of(operand) for operand in node.values]
+        first = next((value for value in values if value is _UNKNOWN or bool(value) is decides), values[-1])
+        is_decided = any(value is not _UNKNOWN and bool(value) is decides for value in values)
+        # An unknown operand before the one that decides has the same truth, and another value.
+        return decides if first is _UNKNOWN and is_decided else first
+
+    def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Any:
+        if isinstance(how, (ast.In, ast.NotIn)):
+            is_environment = any(name == "os.environ" for name in self._names.full(right))
+            return isinstance(how, ast.NotIn) if is_environment and self._is_missing(left) else _UNKNOWN
+        compare = _COMPARISONS.get(type(how))
+        both = [self._constant_or_value(operand) for operand in (left, right)]
+        is_constant = all(isinstance(operand, ast.Constant) for operand in (left, right))
+        if compare is None or is_constant or any(value is _UNKNOWN for value in both):
+            return _UNKNOWN
+        with suppress(TypeError):
+            return compare(*both)
+        return _UNKNOWN
+
+    def _constant_or_value(self, node: ast.expr) -> Any:
+        with suppress(ValueError, TypeError):
+            return ast.literal_eval(node)
+        return self.value_of(node)
+
+    def _is_missing(self, node: ast.expr) -> bool:
+        """Return whether an expression is the name of a variable that no launcher has set."""
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            return False
+        return is_of_launcher(node.value) and not self._facts.is_set(node.value)

@@ -70,7 +70,7 @@ def _has_packages(folder: Path) -> bool:
     return bool(_INSTALLED & set(folder.parts)) or any(folder.glob("*.dist-info"))
 
 
-def editable_folder(package: str) -> Path | None:
+def _editable_folder(package: str) -> Path | None:
     """Return the source folder of a package that is installed as editable, or None."""
     spec = _editable(package)
     if spec is None or spec.origin is None:
@@ -114,10 +114,10 @@ class ImportedModules:
                 names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
                 if node.level:
                     base = file.parents[min(node.level, len(file.parents)) - 1]
-                    found = [*_files(base, module), *(one for name in names for one in _files(base, name))]
-                    yield from dict.fromkeys(found)
+                    files = [*_files(base, module), *(path for name in names for path in _files(base, name))]
+                    yield from dict.fromkeys(files)
                 else:
-                    yield from dict.fromkeys(one for name in names for one in self._absolute(name))
+                    yield from dict.fromkeys(path for name in names for path in self._absolute(name))
 
     def _absolute(self, name: str) -> list[Path]:
         top = name.partition(".")[0]
@@ -129,7 +129,7 @@ class ImportedModules:
 
     def _from_editable(self, top: str, name: str) -> list[Path]:
         if top not in self._editable:
-            self._editable[top] = editable_folder(top)
+            self._editable[top] = _editable_folder(top)
         folder = self._editable[top]
         return [] if folder is None else _files(folder, name)
 

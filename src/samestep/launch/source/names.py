@@ -139,7 +139,8 @@ def reached_nodes(modules: Sequence[Module], *, main: Path) -> dict[Path, list[a
             reached[unit.file] += unit.nodes
             named |= _named(unit.nodes, aliases)
             if _calls_by_name(unit.nodes):
-                named |= {name for other in waiting if other.file == unit.file for name in other.triggers}
+                of_file = (pending for pending in waiting if pending.file == unit.file)
+                named |= {name for pending in of_file for name in pending.triggers}
         ready = [unit for unit in waiting if unit.triggers & named]
         waiting = [unit for unit in waiting if not unit.triggers & named]
     return reached
@@ -158,9 +159,9 @@ def _units(file: Path, tree: ast.Module, *, is_main: bool) -> list[_Unit]:
             waiting += [(part, unit, inside) for part in node.body]
             waiting += [(part, unit, "") for part in (*node.bases, *node.keywords, *node.decorator_list)]
         elif isinstance(node, _Function) and _is_called_by_name(node):
-            own = _Unit(file, frozenset({node.name, owner} - {""}))
-            units.append(own)
-            waiting += [(part, own, "") for part in node.body]
+            function_unit = _Unit(file, frozenset({node.name, owner} - {""}))
+            units.append(function_unit)
+            waiting += [(part, function_unit, "") for part in node.body]
             waiting += [(part, unit, "") for part in (node.args, *node.decorator_list)]
         else:
             waiting += [(part, unit, "") for part in ast.iter_child_nodes(node)]
@@ -170,8 +171,11 @@ def _units(file: Path, tree: ast.Module, *, is_main: bool) -> list[_Unit]:
 def _is_called_by_name(function: _Function) -> bool:
     """Return whether only its name can call a function: other decorators may register it."""
     plain = {"staticmethod", "classmethod", "property", "contextmanager", "no_grad", "wraps"}
-    names = [_last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list]
-    return all(name in plain for name in names)
+    decorators = (
+        decorator.func if isinstance(decorator, ast.Call) else decorator
+        for decorator in function.decorator_list
+    )
+    return all(_last_name(decorator) in plain for decorator in decorators)
 
 
 def _named(nodes: Iterable[ast.AST], aliases: dict[str, set[str]]) -> set[str]:

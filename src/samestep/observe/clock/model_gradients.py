@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from samestep.parallel.gradients.compress import message_bytes
+from samestep.parallel.gradients.bucket import message_bytes
 
 MIN_ELEMENTS = 65_536
 """Smallest parameter that is timed: below, two Python calls cost more than 1 % of its gradient's time."""

@@ -23,8 +23,7 @@ from samestep.base.step_phases import OPTIMIZER, OTHER
 from samestep.hooks import declarations
 from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
-from samestep.hooks.training_events import Listener, OnExit, subscribed
-from samestep.hooks.uncompiled import uncompiled
+from samestep.hooks.training_events import Listener, OnExit, subscribed, uncompiled
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.observe.clock.communication_calls import (
     COLLECTIVES,

@@ -10,17 +10,47 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.backends import cudnn
 from torch.nn import functional
 
 from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.base.machine.description import processor
-from samestep.parallel.exact.float32_precision import float32_precisions
 from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.protocol import World
+
+_PRECISION_KINDS = (
+    ("generic", "all"),
+    *(("cuda", operation) for operation in ("all", "matmul", "conv", "rnn")),
+    *(("mkldnn", operation) for operation in ("all", "matmul", "conv", "rnn")),
+)
+_HAS_EACH = hasattr(torch._C, "_get_fp32_precision_getter")  # noqa: SLF001 - torch 2.9 and newer
+
+
+def float32_precisions() -> tuple[Any, ...]:
+    """Return the precision in which each kind of operation may compute with single-precision numbers.
+
+    Once a script has set one of them by its new name, torch refuses to read the old names. The public new
+    names take ten times as long, and ``mkldnn.fp32_precision`` sets another one than it reads.
+    """
+    if _HAS_EACH:
+        read = torch._C._get_fp32_precision_getter  # noqa: SLF001
+        return tuple(read(*operation) for operation in _PRECISION_KINDS)
+    return torch.get_float32_matmul_precision(), cudnn.allow_tf32
+
+
+def set_precisions(precisions: tuple[Any, ...]) -> None:
+    """Set the precisions that `float32_precisions` has returned."""
+    if not _HAS_EACH:
+        torch.set_float32_matmul_precision(precisions[0])
+        torch._C._set_cudnn_allow_tf32(precisions[1])  # noqa: SLF001 - what the property of cudnn calls
+        return
+    for operation, precision in zip(_PRECISION_KINDS, precisions, strict=True):
+        torch._C._set_fp32_precision_setter(*operation, precision)  # noqa: SLF001
+
 
 _BITS = "the bits of "
 _LIBRARIES = (
@@ -47,13 +77,13 @@ def _settings() -> str:
     """Return settings of torch that change the bits of operations, and that a program may have changed."""
     # Half the smallest normal number is 0 if denormals are flushed.
     denormal = (torch.full((1,), torch.finfo(torch.float32).tiny, device="cpu") / 2).item()
-    found = {
+    settings = {
         "precisions": " ".join(map(str, float32_precisions())),
         "mkldnn": torch.backends.mkldnn.enabled,
         "denormals": "kept" if denormal else "flushed",
         "default dtype": str(torch.get_default_dtype()),
     }
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def check_same_environment(world: World) -> None:
@@ -101,15 +131,14 @@ def check_resumable(begun: dict[str, str], device: torch.device) -> list[str]:
     return [name for name in here if name not in begun]
 
 
-def _difference(one: dict[str, str], other: dict[str, str]) -> tuple[str, str, str] | None:
+def _difference(first: dict[str, str], here: dict[str, str]) -> tuple[str, str, str] | None:
     return next(
-        ((name, one.get(name, "none"), other[name]) for name in other if one.get(name) != other[name]), None
+        ((name, first.get(name, "none"), here[name]) for name in here if first.get(name) != here[name]), None
     )
 
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_DIGEST_DIGITS = 12
-
+_DIGEST_DIGITS = 12  # 48 bits, enough to tell kernels apart
 _Operation: TypeAlias = Callable[[torch.device, torch.dtype], dict[str, Tensor]]
 
 

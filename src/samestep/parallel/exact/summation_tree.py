@@ -21,7 +21,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 from samestep.ranks.collectives.consistency_check import agree
 from samestep.ranks.collectives.custom_reduction import fold
 from samestep.ranks.collectives.shared_memory import PIECE
@@ -38,27 +38,27 @@ def siblings(leaves: int) -> dict[tuple[Node, Node], Node]:
     >>> siblings(3)
     {((0, 2), (2, 3)): (0, 3), ((0, 1), (1, 2)): (0, 2)}
     """
-    found: dict[tuple[Node, Node], Node] = {}
+    parents: dict[tuple[Node, Node], Node] = {}
 
     def descend(first: int, stop: int) -> None:
         if stop - first > 1:
             middle = first + (1 << (stop - first - 1).bit_length() - 1)
-            found[(first, middle), (middle, stop)] = first, stop
+            parents[(first, middle), (middle, stop)] = first, stop
             descend(first, middle)
             descend(middle, stop)
 
     descend(0, leaves)
-    return found
+    return parents
 
 
-def whole_nodes(own: range, leaves: int) -> list[Node]:
-    """Return the largest nodes whose leaves are all in `own`, in order.
+def whole_nodes(span: range, leaves: int) -> list[Node]:
+    """Return the largest nodes whose leaves are all in `span`, in order.
 
     >>> whole_nodes(range(0, 3), 6), whole_nodes(range(3, 6), 6)
     ([(0, 2), (2, 3)], [(3, 4), (4, 6)])
     """
     parents, stack = siblings(leaves), []
-    for leaf in own:
+    for leaf in span:
         stack.append((leaf, leaf + 1))
         while len(stack) > 1 and (stack[-2], stack[-1]) in parents:
             right, left = stack.pop(), stack.pop()
@@ -76,14 +76,14 @@ def merges(nodes: Sequence[Node], leaves: int) -> list[tuple[int, int]]:
     """
     parents = siblings(leaves)
     stack: list[tuple[int, Node]] = []
-    found = []
+    pairs = []
     for place, node in enumerate(nodes):
         stack.append((place, node))
         while len(stack) > 1 and (stack[-2][1], stack[-1][1]) in parents:
             (right, after), (left, before) = stack.pop(), stack.pop()
             stack.append((left, parents[before, after]))
-            found.append((left, right))
-    return found
+            pairs.append((left, right))
+    return pairs
 
 
 class TreeSum:
@@ -130,8 +130,8 @@ class ShardReduction:
         size = world.place.size
         nodes = [whole_nodes(share(shards, rank, size), shards) for rank in range(size)]
         self._world = world
-        self._counts = [len(one) for one in nodes]
-        self._merges = merges([node for one in nodes for node in one], shards)
+        self._counts = [len(nodes_of_rank) for nodes_of_rank in nodes]
+        self._merges = merges([node for nodes_of_rank in nodes for node in nodes_of_rank], shards)
         self._is_one_host = isinstance(world, OneHostWorld)
 
     def total(self, tree: TreeSum) -> list[Tensor]:
@@ -146,27 +146,27 @@ class ShardReduction:
         rows = [[_flat(part) for part in row] for _, row in tree.nodes]
         # In shared memory, a tensor that does not fit into the cache is sent alone, which saves a copy.
         for columns in _group_columns(rows[0], PIECE if self._is_one_host else None):
-            own = [[row[column] for column in columns] for row in rows]
-            sums = own[0]
-            parts = [one[0] if len(one) == 1 else torch.cat(one) for one in own]
+            groups = [[row[column] for column in columns] for row in rows]
+            sums = groups[0]
+            parts = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
             if self._counts == [1, 1] and not self._is_one_host:
                 agree(self._world, "exact sum", parts[0])  # `fold` includes this check, all_reduce does not
                 self._world.all_reduce(parts[0])  # the sum of two numbers is the same in any algorithm
             else:
                 fold(self._world, parts, self._counts, self._merge)
             if len(sums) > 1:
-                torch._foreach_copy_(sums, list(torch.split(parts[0], [one.numel() for one in sums])))
+                torch._foreach_copy_(sums, list(torch.split(parts[0], [total.numel() for total in sums])))
         return tree.nodes[0][1]
 
     def _merge(self, nodes: list[Tensor], out: Tensor) -> None:
-        sums, own = list(nodes), set[int]()
+        sums, allocated = list(nodes), set[int]()
         *before, (left, right) = self._merges
-        for into, other in before:
-            if into in own:
-                sums[into].add_(sums[other])
+        for into, added in before:
+            if into in allocated:
+                sums[into].add_(sums[added])
             else:
-                sums[into] = sums[into] + sums[other]
-                own.add(into)
+                sums[into] = sums[into] + sums[added]
+                allocated.add(into)
         torch.add(sums[left], sums[right], out=out)
 
 

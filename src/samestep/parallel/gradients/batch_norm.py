@@ -4,26 +4,206 @@
 statistics are those of the global batch, in forward and backward: they give the serial result, for two small
 all-reduces per layer. The modules stay the same objects. Calls of instance norms are redirected too: they are
 local by definition, but may have running statistics.
+
+Global forward. Each rank has n values per channel, their mean and M2, the sum of squared deviations. All
+ranks gather all three and combine them in rank order (Chan, Golub and LeVeque, 1979)::
+
+    count = sum n_r      mean = sum n_r mean_r / count      M2 = sum M2_r + n_r (mean_r - mean)^2
+
+Global backward. With xhat = (x - mean) / std and g = d loss / d y, over the *global* batch::
+
+    dx = weight / std * (g - sum(g) / count - xhat * sum(g xhat) / count)
+
+The loss of rank r is N times its part of the global loss, so that the average of the gradients over the N
+ranks, 1/N sum_r, is the global gradient. So g is N times the global one on every rank, both sums over all
+ranks are N times the global ones, and so is dx: averaging removes this one factor. d weight = sum(g xhat)
+and d bias = sum(g) are sums over this rank's shard; they are averaged with the gradients of all parameters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_forward import Forward, Undo, original_forward, redirect
-from samestep.parallel.gradients.global_batch_norm import (
-    GlobalNorm,
-    Ranks,
-    combine,
-    local_moments,
-    per_channel,
-)
+from samestep.hooks.module_parts import Forward, Undo, original_forward, redirect
 from samestep.parallel.gradients.running_statistics import BatchNorm, InstanceNorm, Norm, TrackedNorm
 from samestep.ranks.world.protocol import World
+
+_Moments = tuple[Tensor, Tensor, Tensor]
+"""Count (1,), mean (C,), and variance or M2 (C,), in at least single precision."""
+
+
+class Ranks(Protocol):
+    """The ranks that share a batch: a `World`, or those of a process group."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all ranks."""
+
+
+def _local_moments(batch: Tensor) -> _Moments:
+    """Return count, mean and M2 per channel of this rank's shard (n, C, ...); zeros for an empty one."""
+    values = batch.detach()
+    values = values.to(_precision(values))
+    channels = values.shape[1]
+    num = values.numel() // max(channels, 1)
+    count = values.new_full((1,), num)
+    if num == 0:
+        return count, values.new_zeros(channels), values.new_zeros(channels)
+    if values.device.type == "cpu":  # three times faster there than var_mean (measured)
+        mean, var = torch.batch_norm_update_stats(values, None, None, 0.0)
+    else:
+        var, mean = torch.var_mean(values, _all_but_channels(values), correction=0)
+    return count, mean, var * num
+
+
+def _combine(world: Ranks, moments: _Moments) -> _Moments:
+    """Return count, mean and biased variance of the global batch; equal bits on all ranks."""
+    gathered = torch.stack(world.all_gather(torch.cat(moments)))  # (ranks, 1 + 2C)
+    channels = moments[1].numel()
+    counts, means, squares = torch.split(gathered, [1, channels, channels], dim=1)  # (ranks, 1 | C | C)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    return count, mean, (squares + counts * (means - mean) ** 2).sum(0) / count
+
+
+class _GlobalNorm(torch.autograd.Function):
+    """Normalization with given statistics, whose backward treats them as computed from all ranks' inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        batch: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        moments: _Moments,
+        eps: float,
+        world: Ranks,
+    ) -> Tensor:
+        """Return the normalized batch, of the dtype of `batch`."""
+        count, mean, var = moments
+        ctx.save_for_backward(batch, weight, bias, count, mean, var)
+        ctx.eps, ctx.world = eps, world
+        return _normalize(batch, (mean, var), weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of batch, weight and bias."""
+        batch, weight, bias, count, mean, var = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the same formula in differentiable operations
+            d_batch, d_weight, d_bias = _differentiable(ctx.world, grad, batch, weight, ctx.eps)
+        else:
+            d_batch, d_weight, d_bias = _fused(ctx, grad, batch, weight, (count, mean, var))
+        return (
+            d_batch,
+            d_weight.to(weight.dtype) if weight is not None else None,
+            d_bias.to(bias.dtype) if bias is not None else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _fused(
+    ctx: Any, grad: Tensor, batch: Tensor, weight: Tensor | None, moments: _Moments
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients by torch's kernels for fixed statistics, plus the terms of the two sums."""
+    count, mean, var = moments
+    invstd = torch.rsqrt(var + ctx.eps)
+    d_weight, d_bias = _own_sums(grad, batch, (mean, var, invstd), ctx.eps)
+    if not ctx.needs_input_grad[0]:
+        return None, d_weight, d_bias
+    sums = torch.cat([d_bias, d_weight])
+    ctx.world.all_reduce(sums)
+    scale = invstd if weight is None else invstd * weight
+    by_g, by_g_xhat = (-sums / count).chunk(2)
+    d_batch = _normalize(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
+    return d_batch.addcmul_(grad, _per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
+
+
+def _own_sums(
+    grad: Tensor, batch: Tensor, statistics: tuple[Tensor, Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return sum(g xhat) and sum(g) over this rank's shard, (C,) each."""
+    mean, var, invstd = statistics
+    if batch.numel() == 0:  # torch's kernel divides by the size, which crashes the process
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    # CUDA's kernel reads the saved statistics, also those of a fixed mean and variance; the CPU's does not.
+    fixed = {"save_mean": mean, "save_invstd": invstd, "train": False}
+    _, by_xhat, plain = torch.ops.aten.native_batch_norm_backward(
+        grad, batch, torch.ones_like(mean), mean, var, **fixed, eps=eps, output_mask=[False, True, True]
+    )
+    return by_xhat, plain
+
+
+def _differentiable(
+    world: Ranks, grad: Tensor, batch: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients as functions of `grad`, `batch` and `weight` on all ranks."""
+    dims = _all_but_channels(batch)
+    values, g = batch.to(_precision(batch)), grad.to(_precision(grad))
+
+    def total(tensor: Tensor) -> Tensor:
+        return _per_channel(_sum_over_ranks(tensor.sum(dims), world), batch)
+
+    count = total(torch.ones_like(values))
+    centered = values - total(values) / count
+    invstd = torch.rsqrt(total(centered**2) / count + eps)
+    xhat = centered * invstd
+    scale = invstd if weight is None else invstd * _per_channel(weight, batch)
+    d_batch = scale * (g - total(g) / count - xhat * total(g * xhat) / count)
+    return d_batch.to(batch.dtype), (g * xhat).sum(dims), g.sum(dims)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks, on every rank; its backward is the sum over ranks as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, world: Ranks) -> Tensor:
+        ctx.world = world
+        total = tensor.clone()
+        world.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _sum_over_ranks(grad, ctx.world), None
+
+
+def _sum_over_ranks(tensor: Tensor, world: Ranks) -> Tensor:
+    total: Tensor = _SumOverRanks.apply(tensor, world)  # type: ignore[no-untyped-call]
+    return total
+
+
+def _normalize(
+    batch: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Return ``(batch - mean) / std * weight + bias`` by torch's kernel for evaluation."""
+    mean, var = statistics
+    # The kernel accepts half precision batches if statistics, weight and bias are all of single precision.
+    weight = weight.to(mean.dtype) if weight is not None else None
+    bias = bias.to(mean.dtype) if bias is not None else None
+    return functional.batch_norm(batch, mean, var, weight, bias, training=False, eps=eps)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of sums over a tensor."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _all_but_channels(batch: Tensor) -> list[int]:
+    return [dim for dim in range(batch.dim()) if dim != 1]
+
+
+def _per_channel(values: Tensor, batch: Tensor) -> Tensor:
+    """Return `values` (C,) reshaped to (1, C, 1, ...), to broadcast over the channels of `batch`."""
+    return values.view(1, -1, *[1] * (batch.dim() - 2))
 
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
@@ -57,11 +237,13 @@ def track(modules: Mapping[str, Norm]) -> dict[str, TrackedNorm]:
 
 def use_local_statistics(modules: Iterable[Norm], tracked: Iterable[TrackedNorm]) -> list[Undo]:
     """Make each rank normalize its shard with local statistics, an empty shard too."""
-    trackers = {one.module: one for one in tracked}
+    trackers = {tracker.module: tracker for tracker in tracked}
     undo = []
     for module in modules:
-        own = None if _has_torch_forward(module) else original_forward(module)
-        undo.append(redirect(module, partial(_local_forward, own=own, tracked=trackers.get(module))))
+        user_forward = None if _has_torch_forward(module) else original_forward(module)
+        undo.append(
+            redirect(module, partial(_local_forward, user_forward=user_forward, tracked=trackers.get(module)))
+        )
     return undo
 
 
@@ -74,10 +256,15 @@ def use_global_statistics(modules: Iterable[BatchNorm], world: World) -> list[Un
 
 
 def _local_forward(
-    module: Norm, batch: Tensor, *args: Any, own: Forward | None, tracked: TrackedNorm | None, **kwargs: Any
+    module: Norm,
+    batch: Tensor,
+    *args: Any,
+    user_forward: Forward | None,
+    tracked: TrackedNorm | None,
+    **kwargs: Any,
 ) -> Tensor:
     if batch.numel() == 0 and uses_batch_statistics(module):
-        if own is not None:
+        if user_forward is not None:
             raise UsageError(
                 f"{type(module).__name__} has a user-defined forward, which cannot run on this rank's empty "
                 f"shard {list(batch.shape)}. Call contribute_nothing() on this rank instead of the model."
@@ -88,7 +275,7 @@ def _local_forward(
             f"batch norm in training needs more than one value per channel, and this rank's shard of the "
             f"batch is {list(batch.shape)}. Use batch_norm='global', or a larger batch."
         )
-    forward = partial(type(module).forward, module) if own is None else own
+    forward = partial(type(module).forward, module) if user_forward is None else user_forward
     result: Tensor = forward(batch, *args, **kwargs)
     if tracked is not None and _tracks(module):
         tracked.forwards += 1
@@ -101,7 +288,7 @@ def _normalize_empty(module: Norm, batch: Tensor) -> Tensor:
     if not module.affine:
         return batch.clone()
     # Part of the graph, so that gradients are zeros; torch's own backward divides by the size 0 and crashes.
-    scaled = batch * per_channel(module.weight, batch) + per_channel(module.bias, batch)
+    scaled = batch * _per_channel(module.weight, batch) + _per_channel(module.bias, batch)
     return scaled.to(batch.dtype)
 
 
@@ -131,7 +318,7 @@ def global_forward(
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
     with torch.no_grad():
-        count, mean, var = combine(world, local_moments(batch))
+        count, mean, var = _combine(world, _local_moments(batch))
     # A rank with more values does not read `count`, and so does not wait for its device.
     if batch.numel() <= batch.shape[1]:
         refuse(
@@ -146,7 +333,7 @@ def global_forward(
         # norm saves these buffers, and its backward fails once their version has changed.
         module.running_mean.data.lerp_(mean.to(module.running_mean.dtype), momentum)
         module.running_var.data.lerp_(unbiased.to(module.running_var.dtype), momentum)
-    normalize: Callable[..., Tensor] = GlobalNorm.apply
+    normalize: Callable[..., Tensor] = _GlobalNorm.apply
     return normalize(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
 
 

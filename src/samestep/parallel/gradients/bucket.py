@@ -6,15 +6,14 @@
 
 ``used i`` is 1 if this rank has a gradient for parameter i. Its average shows, without another message,
 whether any rank has one: a parameter that no rank used keeps ``grad`` None as in serial training, so that
-weight decay and momentum do not change it. Reading it waits for the device; `unpack` can get the same flags
-from a message between hosts instead. ``steady`` is 1 unless this rank needs other buckets; only a rank
+weight decay and momentum do not change it. ``steady`` is 1 unless this rank needs other buckets; only a rank
 that does reads the average.
 
-The message may be of a smaller dtype than the gradients (`compress`): they are rounded when they are copied
+The message may be of a smaller dtype than the gradients (`compressed`): they are rounded when they are copied
 into it, so that every rank gets the same bits. A value that overflows becomes infinite on all ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 import torch
@@ -108,23 +107,13 @@ class Bucket:
         if self._pending is not None:
             self.wait()
 
-    @property
-    def used(self) -> list[bool]:
-        """For each parameter, whether this rank has sent a gradient."""
-        missing = set(self._missing)
-        return [index not in missing for index in range(len(self._parameters))]
-
-    def unpack(self, used: Sequence[float] | None = None) -> None:
-        """Copy the averages to the parameters.
-
-        `used` is positive for each parameter that any rank has used; None reads this from the buffer.
-        """
+    def unpack(self) -> None:
+        """Copy the averages to the parameters."""
         grads, slots = self._packed
         self._packed = [], []  # setting gradients to None must free their memory
         copy_all(grads, slots)
         # A rank that used all parameters does not need the flags.
-        if used is None:
-            used = self._used.tolist() if self._missing else []
+        used = self._used.tolist() if self._missing else []
         for index in self._missing:
             if used[index] > 0:
                 parameter = self._parameters[index]
@@ -208,8 +197,6 @@ class InPlaceGradient:
     """
 
     has_payload = False
-    used: Sequence[bool] = ()
-    """See `Bucket.used`; `send` has exchanged it."""
 
     def __init__(self, world: World, name: str, parameter: Tensor) -> None:
         self._world, self._name, self._parameter = world, name, parameter
@@ -233,9 +220,26 @@ class InPlaceGradient:
     def drain(self) -> None:
         """See `Bucket.drain`; `send` has waited."""
 
-    def unpack(self, used: Sequence[float] | None = None) -> None:
+    def unpack(self) -> None:
         """See `Bucket.unpack`; the average is in the gradient."""
 
     def any_rank_steady(self) -> bool:
         """See `Bucket.any_rank_steady`."""
         return self._flags[1].item() > 0
+
+
+_MESSAGES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def compressed(dtype: torch.dtype, compress: str | None) -> torch.dtype:
+    """Return the dtype in which gradients of `dtype` are sent: never a larger one."""
+    message = None if compress is None else _MESSAGES.get(compress)
+    return dtype if message is None or message.itemsize >= dtype.itemsize else message
+
+
+def message_bytes(parameters: Iterable[Tensor], compress: str | None = None) -> int | None:
+    """Return the bytes of all gradients as they are sent; None if that changes from step to step."""
+    if compress == "powersgd":
+        return None
+    gradients = [real(parameter) for parameter in parameters if parameter.requires_grad]
+    return sum(gradient.numel() * compressed(gradient.dtype, compress).itemsize for gradient in gradients)

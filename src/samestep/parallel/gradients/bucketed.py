@@ -1,25 +1,120 @@
-"""Averages gradients in buckets: `Bucketed` sends them while backward still computes, `Flat` at its end."""
+"""Plans which gradients share a bucket, and averages the buckets.
+
+`Bucketed` sends them while backward still computes, `Flat` at its end.
+"""
 
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.parallel.gradients.bucket_layout import lay_out
-from samestep.parallel.gradients.compress import message_bytes
-from samestep.parallel.gradients.sparse_gradients import average_sparse
+from samestep.parallel.gradients.bucket import (
+    Bucket,
+    InPlaceGradient,
+    compressed,
+    kind_of,
+    message_bytes,
+    real,
+)
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, SyncConfig
 from samestep.ranks.collectives.shared_memory import PIECE
 from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The size of one gradient."""
+
+    num_bytes: int
+    kind: Hashable  # dtype and device, which are equal within a bucket
+
+
+def plan_buckets(items: Sequence[Item], *, bucket_bytes: int) -> list[list[int]]:
+    """Return the buckets in the order in which they are sent, each with the positions of its items.
+
+    Backward reaches the parameters roughly in reverse order of registration, so items are assigned from the
+    last one, and a bucket is closed when the next item of its kind does not fit. With room for two::
+
+        registered   0  1  2  3  4
+        kind         a  a  b  a  a
+        buckets      [4 3] [2] [1 0]       in the order in which their last items are ready
+
+    An item larger than `bucket_bytes` gets a bucket of its own.
+    """
+    closed: list[list[int]] = []
+    growing: dict[Hashable, list[int]] = {}
+    room: dict[Hashable, int] = {}
+    for position in reversed(range(len(items))):
+        item = items[position]
+        if item.kind in growing and item.num_bytes > room[item.kind]:
+            closed.append(growing.pop(item.kind))
+        if item.kind not in growing:
+            growing[item.kind], room[item.kind] = [], bucket_bytes
+        growing[item.kind].append(position)
+        room[item.kind] -= item.num_bytes
+    return sorted([*closed, *growing.values()], key=lambda bucket: -bucket[-1])
+
+
+_PlacedBucket: TypeAlias = tuple[Bucket | InPlaceGradient, list[int]]
+"""A bucket, and the positions of its parameters among all parameters."""
+
+
+def _lay_out(config: SyncConfig, *, in_place: bool = False) -> list[_PlacedBucket]:
+    """Return buckets for the parameters that require gradients now, in the order in which they are sent.
+
+    There is at least one bucket. Running statistics are the payload of the last bucket of their kind, or of a
+    separate one, also if gradients are compressed: statistics are not compressed. With `in_place`, gradients
+    that fill a bucket are averaged without one.
+    """
+    members = [
+        (index, name, parameter)
+        for index, (name, parameter) in enumerate(config.parameters.items())
+        if parameter.requires_grad
+    ]
+    items = [_item(parameter) for *_, parameter in members]
+    plan = [
+        [members[position] for position in positions]
+        for positions in plan_buckets(items, bucket_bytes=config.bucket_bytes)
+    ]
+    last = {kind_of(bucket[0][2]): row for row, bucket in enumerate(plan)}
+    messages = {kind: compressed(kind[0], config.compress) for kind in last}
+    last = {kind: row for kind, row in last.items() if messages[kind] is kind[0]}
+    payloads = {last.get(statistics.kind): statistics for statistics in config.statistics}
+    placed: list[_PlacedBucket] = []
+    for row, bucket in enumerate(plan):
+        (_, first_name, first), kind = bucket[0], kind_of(bucket[0][2])
+        content: Bucket | InPlaceGradient
+        if in_place and row not in payloads and len(bucket) == 1:
+            content = InPlaceGradient(config.world, first_name, first)
+        else:
+            parameters = {name: parameter for _, name, parameter in bucket}
+            payload, message = payloads.get(row), messages[kind]
+            content = Bucket(config.world, parameters, kind=kind, payload=payload, message=message)
+        placed.append((content, [index for index, *_ in bucket]))
+    placed += [
+        (Bucket(config.world, {}, kind=statistics.kind, payload=statistics), [])
+        for statistics in config.statistics
+        if statistics.kind not in last
+    ]
+    if not placed:  # a message is needed all the same, to detect unfrozen parameters
+        kind = torch.get_default_dtype(), config.world.device
+        placed.append((Bucket(config.world, {}, kind=kind, payload=None), []))
+    return placed
+
+
+def _item(parameter: Tensor) -> Item:
+    numbers = real(parameter)
+    return Item(numbers.numel() * numbers.element_size(), kind_of(parameter))
+
+
 FROZEN_SYNCS = 10
 """Synchronizations in which a parameter stays frozen before the buckets are laid out without it."""
-AGREE_EVERY = 16
-"""Synchronizations between agreements on whether any rank misses gradients."""
 
 
 def current_stream(device: torch.device) -> Any:
@@ -58,14 +153,13 @@ class Bucketed(GradientSynchronizer):
         super().__init__(config)
         self._lock = threading.Lock()  # gradients of several devices arrive on several threads
         self._parameters = list(config.parameters.values())
-        self._sparse = {name: config.parameters[name] for name in config.parameters if name in config.sparse}
         self._plan()
         self._prepare()
 
     def _plan(self) -> None:
-        placed = lay_out(self._config, in_place=self.in_place)
-        self._buckets = [one.bucket for one in placed]
-        self._members = [one.indices for one in placed]
+        placed = _lay_out(self._config, in_place=self.in_place)
+        self._buckets = [bucket for bucket, _ in placed]
+        self._members = [indices for _, indices in placed]
         self.gradient_bytes = message_bytes(self._parameters, self._config.compress)
         self._row = {index: row for row, indices in enumerate(self._members) for index in indices}
         self._frozen = {
@@ -75,8 +169,6 @@ class Bucketed(GradientSynchronizer):
         }
         self._frozen_members: list[int] = []
         self._num_frozen_syncs = 0
-        self._num_syncs = 0  # of this layout
-        self._has_missing = False  # whether any rank missed a gradient at the last agreement
         self._overlap: bool | None = None if self._config.may_overlap else False  # None: not known yet
 
     def _prepare(self) -> None:
@@ -134,12 +226,9 @@ class Bucketed(GradientSynchronizer):
         for row in sorted(self._stale):
             self._buckets[row].wait()
             self._send(row)
-        used = self._used_on_any_rank()
         for bucket in self._buckets:
             bucket.wait()
-            bucket.unpack(None if used is None else [next(used) for _ in bucket.used])
-        if self._sparse:
-            average_sparse(self._config.world, self._sparse)
+            bucket.unpack()
         self._num_sent = 0
         if self._overlap is None:
             self._overlap = self._no_rank_repeats()
@@ -148,28 +237,6 @@ class Bucketed(GradientSynchronizer):
         self._count_frozen()
         if not self._steady:
             self._replan()
-
-    def _used_on_any_rank(self) -> Iterator[float] | None:
-        """Return for each parameter of the buckets whether any rank has its gradient; None if all ranks do.
-
-        The ranks' hosts exchange it, so that none waits for its device. None as well if the world has no such
-        way; a rank that misses a gradient then reads its buckets.
-        """
-        if not self._config.has_cpu_tensors:
-            return None
-        own = [used for bucket in self._buckets for used in bucket.used]
-        if self._num_syncs % AGREE_EVERY == 0:
-            (missing,) = self._largest([not all(own)])
-            self._has_missing = missing > 0
-        self._num_syncs += 1
-        return iter(self._largest(own)) if self._has_missing else None
-
-    def _largest(self, flags: list[bool]) -> list[float]:
-        """Return the maximum of each flag over the ranks, exchanged between their hosts."""
-        message = torch.tensor(flags, dtype=torch.float32, device="cpu")
-        self._config.world.all_reduce(message, op="max")
-        found: list[float] = message.tolist()
-        return found
 
     def _count_frozen(self) -> None:
         """Count the consecutive synchronizations in which the same parameters were frozen."""
@@ -197,8 +264,8 @@ class Bucketed(GradientSynchronizer):
                 )
             return  # another rank has not frozen them, or not yet for as long
         trained = {name for name, parameter in self._config.parameters.items() if parameter.requires_grad}
-        for rank, theirs in enumerate(self._config.world.all_gather_objects(sorted(trained))):
-            if differing := sorted(trained.symmetric_difference(theirs)):
+        for rank, names in enumerate(self._config.world.all_gather_objects(sorted(trained))):
+            if differing := sorted(trained.symmetric_difference(names)):
                 raise OutOfStep(
                     f"other parameters are frozen on this rank than on rank {rank}: {', '.join(differing)}. "
                     "Change requires_grad on all ranks at the same step."

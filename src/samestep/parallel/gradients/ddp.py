@@ -9,11 +9,42 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_forward import original_forward, redirect
-from samestep.parallel.gradients.compress import compress_ddp, message_bytes
+from samestep.hooks.module_parts import original_forward, redirect
+from samestep.parallel.gradients.bucket import message_bytes
 from samestep.parallel.gradients.running_statistics import average_statistics
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
 from samestep.ranks.world.process_group import ProcessGroupWorld
+
+POWERSGD_RANK = 1
+"""Rank of the approximation."""
+POWERSGD_AFTER = 100
+"""Steps with uncompressed gradients before: the first gradients change too fast to be approximated."""
+
+
+def _compress_ddp(ddp: DistributedDataParallel, compress: str) -> None:
+    """Register torch's compression hook; called before the first backward.
+
+    Raises:
+        UsageError: the back end does not support this compression.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if compress == "powersgd":
+        state: Any = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=POWERSGD_AFTER,
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    try:
+        ddp.register_comm_hook(None, hooks[compress])
+    except TypeError as error:  # bf16 over Gloo
+        raise UsageError(
+            f"sync='ddp' cannot compress to {compress} here: {error}. "
+            "Use sync='bucketed', or compress='fp16'."
+        ) from None
 
 
 class Body(nn.Module):
@@ -60,7 +91,7 @@ class Ddp(GradientSynchronizer):
             init_sync=False,  # replicate() has broadcast everything
         )
         if self._config.compress is not None:
-            compress_ddp(ddp, self._config.compress)
+            _compress_ddp(ddp, self._config.compress)
         self.gradient_bytes = message_bytes(ddp.parameters(), self._config.compress)
         self._ddp = ref(ddp)  # weak: it refers to the model, which this object may outlive
         self._undo = redirect(model, lambda _, *args, **kwargs: ddp(*args, **kwargs))

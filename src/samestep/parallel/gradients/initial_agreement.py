@@ -8,12 +8,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.parallel.gradients.sparse_gradients import sparse_weights
+from samestep.hooks import module_parts
 from samestep.ranks.world.protocol import World
+
+
+def sparse_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model that get sparse gradients, by name."""
+    return {
+        f"{name}.weight" if name else "weight": module.weight
+        for name, module in module_parts.named_modules(model)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+
 
 Signature: TypeAlias = list[tuple[str, str, str]]
 """Name, dtype and shape, and whether it is trained, of each tensor."""
-
 PIECE_BYTES = 64 << 20
 """Maximum size of a broadcast message, which is also the temporary memory."""
 
@@ -42,12 +51,12 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def check_same_structure(world: World, model: nn.Module) -> None:
     """Raise OutOfStep, on all ranks, unless names, shapes, dtypes and frozen parameters are equal."""
-    mine = _signature(model)
-    difference = _first_difference(world.broadcast_object(mine), mine)
-    for rank, found in enumerate(world.all_gather_objects(difference)):
-        if found is not None:
+    signature = _signature(model)
+    difference = _first_difference(world.broadcast_object(signature), signature)
+    for rank, text in enumerate(world.all_gather_objects(difference)):
+        if text is not None:
             raise OutOfStep(
-                f"the models to replicate differ: {found} on rank {rank}. Build the same model on every rank."
+                f"the models to replicate differ: {text} on rank {rank}. Build the same model on every rank."
             )
 
 
@@ -80,14 +89,14 @@ def _signature(model: nn.Module) -> Signature:
     ]
 
 
-def _first_difference(theirs: Signature, mine: Signature) -> str | None:
-    for expected, found in zip(theirs, mine, strict=False):
-        if expected != found:
-            return f"{_describe(*expected)} on rank 0 is {_describe(*found)}"
-    if len(theirs) == len(mine):
+def _first_difference(first: Signature, here: Signature) -> str | None:
+    for expected, tensor in zip(first, here, strict=False):
+        if expected != tensor:
+            return f"{_describe(*expected)} on rank 0 is {_describe(*tensor)}"
+    if len(first) == len(here):
         return None
-    longer, where = (theirs, "missing") if len(theirs) > len(mine) else (mine, "extra")
-    return f"{_describe(*longer[min(len(theirs), len(mine))])} is {where}"
+    longer, where = (first, "missing") if len(first) > len(here) else (here, "extra")
+    return f"{_describe(*longer[min(len(first), len(here))])} is {where}"
 
 
 def _describe(name: str, form: str, frozen: str) -> str:

@@ -16,9 +16,7 @@ from samestep.parallel.gradients.batch_norm import (
     use_global_statistics,
     use_local_statistics,
 )
-from samestep.parallel.gradients.bucket_layout import MEBIBYTE
-from samestep.parallel.gradients.bucketed import Bucketed, Flat
-from samestep.parallel.gradients.compress import check_compression
+from samestep.parallel.gradients.bucketed import MEBIBYTE, Bucketed, Flat
 from samestep.parallel.gradients.ddp import Ddp
 from samestep.parallel.gradients.initial_agreement import (
     broadcast_values,
@@ -33,11 +31,34 @@ from samestep.ranks.collectives.shared_memory_world import OneHostWorld
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 
+COMPRESSIONS = ("fp16", "bf16", "powersgd")
+"""``fp16`` and ``bf16`` round each gradient to a dtype of half its size. ``powersgd`` sends a low-rank
+approximation and adds its error to the next step. Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS
+2019."""
+
+
+def _check_compression(compress: str | None, sync: str) -> None:
+    """Check that a synchronizer supports a compression.
+
+    Raises:
+        UsageError: the name is unknown, or needs another synchronizer.
+    """
+    if compress is None:
+        return
+    if compress not in COMPRESSIONS:
+        raise UsageError(
+            f"compress={compress!r} is unknown; choose one of {', '.join(COMPRESSIONS)}, or None"
+        )
+    if sync == "reference":
+        raise UsageError(f"compress={compress!r} needs sync='bucketed' or 'ddp'; sync is 'reference'")
+    if compress == "powersgd" and sync != "ddp":
+        raise UsageError(f"compress='powersgd' needs sync='ddp'; sync is {sync!r}")
+
+
 BatchNormMode: TypeAlias = Literal["local", "global"]
 BATCH_NORM_MODES = ("local", "global")
 AUTO = "auto"
 """Name of the default, which selects a synchronizer by the world."""
-
 SYNCHRONIZERS: dict[str, Callable[[SyncConfig], GradientSynchronizer]] = {
     "reference": Reference,
     "bucketed": Bucketed,
@@ -89,7 +110,7 @@ def replicate(
     """
     _check_choice("sync", sync, (AUTO, *SYNCHRONIZERS))
     _check_choice("batch_norm", batch_norm, BATCH_NORM_MODES)
-    check_compression(compress, sync)
+    _check_compression(compress, sync)
     if bucket_bytes < 1 or check_every < 0:
         raise UsageError(
             f"bucket_bytes={bucket_bytes} must be at least 1 and check_every={check_every} at least 0"
@@ -172,7 +193,7 @@ class Replicas:
                 compress=compress,
                 may_overlap=self.sync != "ddp"
                 and (local or not norms or separates_gradients(self._world))
-                and not _has_sync_batch_norm(model),
+                and not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()),
                 after_sync=self._after_sync,
             )
             self._synchronizer = SYNCHRONIZERS[self.sync](config)
@@ -295,10 +316,6 @@ def _handle(target: "Replicas | nn.Module") -> Replicas:
     if target not in _replicated:
         raise UsageError(f"this {type(target).__name__} has not been replicated: call replicate(model) first")
     return _replicated[target]
-
-
-def _has_sync_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 def _buffers_to_check(model: nn.Module, tracked: Iterable[str]) -> set[str]:

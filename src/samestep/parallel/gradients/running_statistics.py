@@ -143,8 +143,8 @@ class RunningStatistics:
 def by_kind(tracked: Iterable[TrackedNorm]) -> list[RunningStatistics]:
     """Return `tracked` in groups of one dtype and device."""
     groups: dict[Kind, list[TrackedNorm]] = {}
-    for one in tracked:
-        groups.setdefault(kind_of(one.buffers()[0]), []).append(one)
+    for tracker in tracked:
+        groups.setdefault(kind_of(tracker.buffers()[0]), []).append(tracker)
     return [RunningStatistics(group) for group in groups.values()]
 
 

@@ -4,7 +4,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,15 +39,11 @@ class SyncConfig:
     """Running statistics that are averaged with the gradients."""
     bucket_bytes: int
     compress: str | None = None
-    """Compression of the gradients; see `samestep.parallel.gradients.compress`."""
+    """Compression of the gradients; see `samestep.parallel.gradients.replicate`."""
     may_overlap: bool
     """False if other collectives run inside backward, because ranks could call both in another order."""
     after_sync: Callable[[], None]
     """Called after each synchronization."""
-    sparse: Set[str] = frozenset()
-    """The names of the parameters with sparse gradients, which are in no bucket."""
-    has_cpu_tensors: bool = False
-    """Whether `world` carries tensors of the CPU, too; missing gradients are then found without a device."""
 
 
 class GradientSynchronizer(ABC):

@@ -30,25 +30,25 @@ def check_equal(world: World, tensors: Mapping[str, Tensor]) -> None:
 
     Costs one pass over the tensors and one all-gather of 8 bytes per tensor.
     """
-    mine = torch.stack([checksum(tensor).to(world.device) for tensor in tensors.values()])
-    rows = torch.stack(world.all_gather(mine)).tolist()  # (ranks, tensors)
+    checksums_here = torch.stack([checksum(tensor).to(world.device) for tensor in tensors.values()])
+    rows = torch.stack(world.all_gather(checksums_here)).tolist()  # (ranks, tensors)
     for column, name in enumerate(tensors):
-        found = [row[column] for row in rows]
-        if len(set(found)) > 1:
-            raise OutOfStep(drift_message(name, found))
+        checksums = [row[column] for row in rows]
+        if len(set(checksums)) > 1:
+            raise OutOfStep(drift_message(name, checksums))
 
 
-def drift_message(name: str, found: Sequence[int]) -> str:
+def drift_message(name: str, checksums: Sequence[int]) -> str:
     """Return a message that names the ranks whose checksum differs from the most common one.
 
     In a tie the checksum of the lowest rank counts as the common one.
     """
-    usual, count = Counter(found).most_common(1)[0]  # counts equal: in order of first appearance
-    odd = [rank for rank, value in enumerate(found) if value != usual]
-    others = "rank 0" if count == 1 or len(found) == 2 else f"the other {count} ranks"
+    usual, count = Counter(checksums).most_common(1)[0]  # counts equal: in order of first appearance
+    odd = [rank for rank, value in enumerate(checksums) if value != usual]
+    majority = "rank 0" if count == 1 or len(checksums) == 2 else f"the other {count} ranks"
     verb, ranks = ("differs", "rank") if len(odd) == 1 else ("differ", "ranks")
     return (
-        f"the weights of the ranks differ: {ranks} {', '.join(map(str, odd))} {verb} from {others}, "
+        f"the weights of the ranks differ: {ranks} {', '.join(map(str, odd))} {verb} from {majority}, "
         f"first in {name}. Something changes weights outside the averaged gradients: an optimizer step on "
         "some ranks only, another seed, an unordered set, or a write to a parameter."
     )

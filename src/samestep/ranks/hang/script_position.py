@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from samestep.base.folders import PACKAGE
-from samestep.base.stack_dumps import Frame, callers, frames_of
+from samestep.base.worker_records import Frame, callers, frames_of
 
 _TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
 _LIBRARIES = tuple(

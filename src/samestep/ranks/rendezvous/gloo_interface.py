@@ -81,7 +81,7 @@ def interface_to(master: str, environment: Environment) -> GlooInterface:
 
 
 def _used(among: Sequence[Interface], source: str | None, own: str | None) -> tuple[Interface | None, str]:
-    return carrier(among, named="", source=source, own=own, default=default_interface())
+    return carrier(among, named="", source=source, by_host_name=own, default=default_interface())
 
 
 def loopback_only(environment: Environment) -> dict[str, str]:

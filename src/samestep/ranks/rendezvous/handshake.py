@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Protocol
 
+from samestep.base.documents import read_as
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.base.typed_json import read_as
 from samestep.ranks.world.device import shared_device
 
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;

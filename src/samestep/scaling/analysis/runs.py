@@ -16,10 +16,7 @@ from statistics import fmean, median, median_low
 from typing import Annotated, Any, TypeAlias
 
 from samestep.base import units
-from samestep.base.errors import UsageError
-from samestep.base.machine.topology import numbers
-from samestep.base.step_phases import ALL
-from samestep.base.typed_json import (
+from samestep.base.documents import (
     FormatError,
     NotNegative,
     PositiveInt,
@@ -27,6 +24,9 @@ from samestep.base.typed_json import (
     read_json_lines,
     reader,
 )
+from samestep.base.errors import UsageError
+from samestep.base.machine.description import numbers
+from samestep.base.step_phases import ALL
 from samestep.scaling.analysis.study import PHASES, Span
 
 # A list of processors in the notation of the Linux kernel.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from samestep.base import step_phases
+from samestep.base.documents import FormatError, NotNegative, Positive, PositiveInt, read_as, read_json
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
-from samestep.base.typed_json import FormatError, NotNegative, Positive, PositiveInt, read_as, read_json
 
 FORMAT = 2
 """The version of the format of ``study.json``."""

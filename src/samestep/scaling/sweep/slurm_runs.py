@@ -13,10 +13,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from samestep.base.console import log
+from samestep.base.documents import FormatError, read_as, read_json
 from samestep.base.errors import INTERRUPTED, Error, UsageError
 from samestep.base.record import write_json
 from samestep.base.signals import held
-from samestep.base.typed_json import FormatError, read_as, read_json
 from samestep.base.units import counted
 from samestep.scaling.analysis.study import Study
 from samestep.scaling.sweep.execution import Frame, finish, new_folder

@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.base.record import claim, hidden_name, identity_of, parse_hidden, sync
 from samestep.base.regular_files import descriptor, kind_of, lies_at, read_bytes
-from samestep.base.unfinished_names import claim, hidden_name, identity_of, parse_hidden, sync
 from samestep.training.checkpoint.snapshot import FILES, MARK
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -105,13 +105,13 @@ class OwnedFolders:
 
     def hidden_folders(self, *kinds: str) -> list[tuple[str, str]]:
         """Return the hidden names of some kinds, each with the folder's visible name."""
-        found = ((name, parse_hidden(name, self.identity)) for name in _names(self.parent))
-        return [(name, parsed[1]) for name, parsed in found if parsed and parsed[0] in kinds]
+        parsed_names = ((name, parse_hidden(name, self.identity)) for name in _names(self.parent))
+        return [(name, parsed[1]) for name, parsed in parsed_names if parsed and parsed[0] in kinds]
 
     def not_owned_hidden(self) -> list[str]:
         """Return the folders with hidden names that are not this run's, each with the reason."""
-        found = (name for name in _names(self.parent) if _LOOKS_OURS.fullmatch(name))
-        return [f"{name} ({why})" for name in found if (why := self._why_left(name)) is not None]
+        names = (name for name in _names(self.parent) if _LOOKS_OURS.fullmatch(name))
+        return [f"{name} ({why})" for name in names if (why := self._why_left(name)) is not None]
 
     def files_in(self, name: str) -> set[str]:
         """Return the names of the files in a folder; empty if it cannot be read."""
@@ -151,14 +151,14 @@ class OwnedFolders:
         incomplete mark or none; then it has no other file.
         """
         entries = {entry.name: entry for entry in os.scandir(folder)}
-        others = sorted(
+        foreign = sorted(
             name
             for name, entry in entries.items()
             if name not in FILES | {MARK} or not entry.is_file(follow_symlinks=False)
         )
-        if others:
-            more = ", ..." if len(others) > _SHOWN else ""
-            return f"it contains {', '.join(map(repr, others[:_SHOWN]))}{more}, not part of a checkpoint"
+        if foreign:
+            more = ", ..." if len(foreign) > _SHOWN else ""
+            return f"it contains {', '.join(map(repr, foreign[:_SHOWN]))}{more}, not part of a checkpoint"
         mark = read_bytes(MARK, most=256, dir_fd=folder, follow=False) if MARK in entries else b""
         if mark == self.mark or (hidden and entries.keys() <= {MARK} and self.mark.startswith(mark)):
             return None
@@ -189,23 +189,23 @@ def whole_or_absent(folder: Path) -> Iterator[Path]:
         OSError: it cannot be written, or `folder` exists and is not this run's.
     """
     make(folder.parent)
-    own = OwnedFolders.claim(folder.parent)
+    run_folders = OwnedFolders.claim(folder.parent)
     restore(folder.parent, name=folder.name)
-    _refuse_not_owned(own, folder)
-    draft = own.begin(folder.name)
+    _refuse_not_owned(run_folders, folder)
+    draft = run_folders.begin(folder.name)
     try:
         yield draft
         flush(draft)
-        old = _replace(own, draft, folder)
+        old = _replace(run_folders, draft, folder)
         flush(folder.parent)
     finally:
         if lies_at(draft):
             with suppress(OSError):  # the next writer tries again
-                own.remove(draft.name)
+                run_folders.remove(draft.name)
     # The new folder is complete even if this fails; the next writer tries again.
     if old is not None:
         with suppress(OSError):
-            own.remove(old)
+            run_folders.remove(old)
 
 
 def make(folder: Path) -> None:
@@ -222,8 +222,8 @@ def make(folder: Path) -> None:
 
 def delete(folder: Path) -> None:
     """Delete a folder of this run; it is renamed first, so that a kill leaves no damaged checkpoint."""
-    own = OwnedFolders.claim(folder.parent)
-    own.remove(own.set_aside(folder.name, "gone"))
+    run_folders = OwnedFolders.claim(folder.parent)
+    run_folders.remove(run_folders.set_aside(folder.name, "gone"))
 
 
 def tidy(parent: Path) -> str | None:
@@ -236,27 +236,27 @@ def tidy(parent: Path) -> str | None:
         OSError: `parent` cannot be read or written.
     """
     restore(parent)
-    own = OwnedFolders.claim(parent)
-    for name, _ in own.hidden_folders("draft", "gone", "old"):
+    run_folders = OwnedFolders.claim(parent)
+    for name, _ in run_folders.hidden_folders("draft", "gone", "old"):
         # On a network file system another reader can still have a file of it open.
         with suppress(OSError):
-            own.remove(name)
-    others = own.not_owned_hidden()
-    if not others:
+            run_folders.remove(name)
+    kept = run_folders.not_owned_hidden()
+    if not kept:
         return None
-    return f"not removed from {parent}, because this run has not made it: {', '.join(others)}."
+    return f"not removed from {parent}, because this run has not made it: {', '.join(kept)}."
 
 
 def restore(parent: Path, *, name: str | None = None) -> None:
     """Rename a folder, or only the one called `name`, back to its name if its replacement was interrupted."""
-    own = OwnedFolders.find(parent)
-    if own is None:
+    run_folders = OwnedFolders.find(parent)
+    if run_folders is None:
         return
-    for hidden, its_name in own.hidden_folders("old"):
-        if name in {None, its_name} and not lies_at(parent / its_name):
+    for hidden, visible in run_folders.hidden_folders("old"):
+        if name in {None, visible} and not lies_at(parent / visible):
             # A reader without write access uses earlier checkpoints; the next writer restores this one.
             with suppress(OSError):
-                own.rename(hidden, its_name)
+                run_folders.rename(hidden, visible)
 
 
 def flush(folder: Path) -> None:
@@ -265,13 +265,13 @@ def flush(folder: Path) -> None:
         sync(handle)
 
 
-def _replace(own: OwnedFolders, draft: Path, folder: Path) -> str | None:
+def _replace(run_folders: OwnedFolders, draft: Path, folder: Path) -> str | None:
     """Rename `draft` to `folder`; return the hidden name of the replaced folder, or None."""
-    old = own.set_aside(folder.name, "old") if lies_at(folder) else None
-    own.rename(draft.name, folder.name)
+    old = run_folders.set_aside(folder.name, "old") if lies_at(folder) else None
+    run_folders.rename(draft.name, folder.name)
     return old
 
 
-def _refuse_not_owned(own: OwnedFolders, folder: Path) -> None:
-    if lies_at(folder) and (why := own.not_owned(folder.name)) is not None:
+def _refuse_not_owned(run_folders: OwnedFolders, folder: Path) -> None:
+    if lies_at(folder) and (why := run_folders.not_owned(folder.name)) is not None:
         raise FileExistsError(errno.EEXIST, f"{why}; move it away", str(folder))

@@ -1,24 +1,104 @@
-"""Decides when checkpoints are written, and writes them in a background thread on rank 0."""
+"""Decides when checkpoints are written and how long they stay; a thread on rank 0 writes and deletes them."""
 
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from samestep.base.errors import CheckpointError
+from samestep.base.errors import CheckpointError, UsageError
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.checkpoint_folders import make, tidy
-from samestep.training.checkpoint.newest import folder_of, free_folder
+from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, make, tidy
+from samestep.training.checkpoint.newest import checkpoints_in, folder_of, free_folder
 from samestep.training.checkpoint.random_state import gather_random_state
-from samestep.training.checkpoint.retention import Retention, prune
-from samestep.training.checkpoint.save import write_staged
-from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
+from samestep.training.checkpoint.read import read_state
+from samestep.training.checkpoint.save import Stage, write_staged
+from samestep.training.checkpoint.snapshot import MANIFEST, MARK, Snapshot, read_manifest
 from samestep.training.settings import RunOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """The rule for which checkpoints stay: the newest ones, and the best by score."""
+
+    last: int = 2  # number of newest checkpoints that stay; at least 1
+    best: bool = True  # whether the one with the highest score stays as well; of equal ones the newest
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise UsageError(f"the number of checkpoints to keep is {self.last}; use 1 or more.")
+
+
+def expired(scores: Mapping[int, float | None], keep: Retention, *, newest: int) -> list[int]:
+    """Return the steps whose checkpoints can be deleted.
+
+    `scores` are those of the existing checkpoints, by step, and `newest` the step just written. Later ones
+    are ignored: they can be damaged or of an abandoned lineage, and must not displace the one that was just
+    written.
+
+    >>> expired({10: 0.9, 20: 0.7, 30: 0.8, 40: None}, Retention(last=2), newest=40)
+    [20]
+    """
+    steps = sorted(step for step in scores if step <= newest)
+    kept = set(steps[-keep.last :])
+    scored = [(score, step) for step in steps if (score := scores[step]) is not None]
+    if keep.best and scored:
+        kept.add(max(scored)[1])
+    return [step for step in steps if step not in kept]
+
+
+def prune(folder: Path, keep: Retention, *, newest: int) -> str | None:
+    """Delete the checkpoints in `folder` that `keep` does not retain, after step `newest` was written.
+
+    Folders that are another run's, incomplete, or contain any other file are neither counted nor deleted.
+
+    Returns:
+        a warning that names the folders which could not be deleted or are not this run's; None without any.
+    """
+    run_folders = OwnedFolders.claim(folder)
+    scores: dict[int, float | None] = {}
+    paths: dict[int, Path] = {}
+    skipped = []
+    for step, path in reversed(checkpoints_in(folder)):
+        name = path.name
+        if (why := run_folders.not_owned(name)) is not None:
+            skipped.append(f"{name} ({why})")
+            continue
+        with suppress(CheckpointError):
+            if run_folders.files_in(name) == read_manifest(folder / name).keys() | {MANIFEST, MARK}:
+                scores[step], paths[step] = _score(read_state(path)), path
+    tried = [(paths[step], _delete(paths[step])) for step in expired(scores, keep, newest=newest)]
+    stuck = [f"{path.name} ({why})" for path, why in tried if why is not None]
+    warnings = []
+    if stuck:
+        warnings.append(
+            f"old checkpoints in {folder} cannot be deleted: {', '.join(stuck)}. Delete them by hand."
+        )
+    if skipped:
+        warnings.append(f"neither counted nor deleted in {folder}: {', '.join(skipped)}.")
+    return " ".join(warnings) or None
+
+
+def _delete(path: Path) -> str | None:
+    """Delete a checkpoint; return the reason if that fails."""
+    try:
+        delete(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _score(state: Mapping[str, Any]) -> float | None:
+    score = state.get("score")
+    if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score):
+        return None
+    return score
+
 
 _NICENESS = 10
 """Niceness of the writing thread, below the training's priority. At the lowest priority it could be suspended

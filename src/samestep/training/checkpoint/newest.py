@@ -1,4 +1,4 @@
-"""Finds the newest usable checkpoint in a folder, and broadcasts it to ranks that cannot read its files."""
+"""Finds the newest usable checkpoint in a folder, broadcasts it to all ranks, and renames abandoned ones."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from samestep.base.regular_files import lies_at
 from samestep.hooks.tensor_tree import leaves, mapped
 from samestep.parallel.gradients.initial_agreement import broadcast_tensors
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, restore
+from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, flush, restore
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.snapshot import MANIFEST, STATE, Snapshot
 
@@ -46,10 +46,10 @@ def free_folder(parent: Path, step: int) -> Path:
     Raises:
         OSError: `parent` cannot be read or written.
     """
-    own = OwnedFolders.claim(parent)
+    run_folders = OwnedFolders.claim(parent)
     name = free_name(
         folder_of(parent, step).name,
-        lambda name: lies_at(parent / name) and own.not_owned(name) is not None,
+        lambda name: lies_at(parent / name) and run_folders.not_owned(name) is not None,
     )
     return parent / name
 
@@ -57,7 +57,7 @@ def free_folder(parent: Path, step: int) -> Path:
 def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
     """Return the first of `name`, ``name.2``, ``name.3``, ... that is not taken."""
     names = itertools.chain([name], (f"{name}.{count}" for count in itertools.count(2)))
-    return next(one for one in names if not is_taken(one))
+    return next(candidate for candidate in names if not is_taken(candidate))
 
 
 def step_of(name: str) -> int | None:
@@ -77,13 +77,13 @@ def checkpoints_in(parent: Path) -> list[tuple[int, Path]]:
         CheckpointError: `parent` cannot be read.
     """
     try:
-        found = [(match, path) for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
+        matches = [(match, path) for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"the checkpoints in {parent} cannot be read: {error.strerror}.") from error
-    found.sort(key=lambda one: (int(one[0]["step"]), int(one[0]["count"] or 1)), reverse=True)
-    return [(int(match["step"]), path) for match, path in found]
+    matches.sort(key=lambda pair: (int(pair[0]["step"]), int(pair[0]["count"] or 1)), reverse=True)
+    return [(int(match["step"]), path) for match, path in matches]
 
 
 def steps_in(parent: Path) -> list[int]:
@@ -106,10 +106,10 @@ def newest_valid(folder: Path) -> SelectedCheckpoint:
         return SelectedCheckpoint(folder, read(folder))
     refused: list[tuple[Path, str]] = []
     for step, path in checkpoints_in(folder):
-        found = _read_as_named(path, step)
-        if isinstance(found, Snapshot):
-            return SelectedCheckpoint(path, found, tuple(refused))
-        refused.append((path, found))
+        contents = _read_as_named(path, step)
+        if isinstance(contents, Snapshot):
+            return SelectedCheckpoint(path, contents, tuple(refused))
+        refused.append((path, contents))
     if not refused:
         raise CheckpointError(f"there is no checkpoint in {folder}: no folder is called step-N.")
     # The folder is named once: a line with its path before each reason would be cut where it is shown.
@@ -167,27 +167,68 @@ def choose_on_all(world: World, folder: Path, *, missing_ok: bool = False) -> Se
         read_here.append(chosen.snapshot)
         return chosen.path, chosen.refused
 
-    found = world.on_main(choose)
+    selected = world.on_main(choose)
     snapshot = broadcast_snapshot(world, next(iter(read_here), None))
-    return None if found is None or snapshot is None else SelectedCheckpoint(found[0], snapshot, found[1])
+    return (
+        None
+        if selected is None or snapshot is None
+        else SelectedCheckpoint(selected[0], snapshot, selected[1])
+    )
 
 
 def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | None:
     """Return rank 0's snapshot on every rank; called by all ranks."""
     if world.place.size == 1:
         return snapshot
-    mine = None
+    parts = None
     if snapshot is not None and world.place.is_main:
-        mine = [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
+        parts = [snapshot.model, snapshot.optimizer, snapshot.state, snapshot.average]
     # `empty_like` keeps the strides of a dense tensor, and returns dense ones otherwise.
-    specs = mapped(mine, lambda _, tensor: torch.empty_like(tensor, device="meta"))
+    specs = mapped(parts, lambda _, tensor: torch.empty_like(tensor, device="meta"))
     specs = world.broadcast_object(specs)
     if specs is None:
         return None
-    theirs = mine if mine is not None else mapped(specs, _empty)
-    broadcast_tensors(world, [tensor for _, tensor in leaves(theirs)])
-    return snapshot if mine is not None else Snapshot(*theirs)
+    received = parts if parts is not None else mapped(specs, _empty)
+    broadcast_tensors(world, [tensor for _, tensor in leaves(received)])
+    return snapshot if parts is not None else Snapshot(*received)
 
 
 def _empty(_: object, spec: Tensor) -> Tensor:
     return torch.empty_strided(spec.shape, spec.stride(), dtype=spec.dtype, device="cpu")
+
+
+def set_aside_later(folder: Path, *, than: int) -> tuple[list[Path], str | None]:
+    """Rename this run's checkpoints after step `than`, so that no later resume chooses them.
+
+    A run that resumes from an earlier checkpoint abandons them. Nothing is deleted: ``step-120`` becomes
+    ``left-step-120``, or ``left-step-120.2`` if that exists.
+
+    Returns:
+        their new paths, and a warning about those of other runs, or None.
+
+    Raises:
+        CheckpointError: `folder` cannot be read or written.
+    """
+    later = [path.name for step, path in checkpoints_in(folder) if step > than]
+    if not later:
+        return [], None
+    moved, skipped = [], []
+    try:
+        run_folders = OwnedFolders.claim(folder)
+        for name in later:
+            if (why := run_folders.not_owned(name)) is not None:
+                skipped.append(f"{name} ({why})")
+                continue
+            moved.append(folder / free_name(f"left-{name}", lambda free: lies_at(folder / free)))
+            run_folders.rename(name, moved[-1].name)
+        flush(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot rename the checkpoints after step {than} in {folder}: {error.strerror or error}."
+        ) from error
+    if not skipped:
+        return moved, None
+    return moved, (
+        f"not renamed in {folder}, though after step {than}: {', '.join(skipped)}. A later start can choose "
+        "one of them as the newest checkpoint: move them away."
+    )

@@ -97,10 +97,10 @@ def gather_random_state(world: World, **position: int) -> list[dict[str, Any]]:
         OutOfStep: the positions differ; on every rank.
     """
     gathered = world.all_gather_objects((position, random_state(world.device)))
-    for rank, (theirs, _) in enumerate(gathered):
-        if theirs != gathered[0][0]:
+    for rank, (place, _) in enumerate(gathered):
+        if place != gathered[0][0]:
             raise OutOfStep(
-                f"rank 0 saves a checkpoint at {_text(gathered[0][0])}, rank {rank} at {_text(theirs)}. Save "
+                f"rank 0 saves a checkpoint at {_text(gathered[0][0])}, rank {rank} at {_text(place)}. Save "
                 "it in the same step on all ranks."
             )
     return [state for _, state in gathered]

@@ -12,7 +12,7 @@ import os
 import pickle
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -74,13 +74,9 @@ def refuse_odd_values(tree: Any, *, most: int) -> None:
         if isinstance(value, Tensor):
             _refuse_odd_tensor(value)
         elif type(value) in (dict, OrderedDict, Counter, list, tuple):
-            left.extend(_children(value))
+            left.extend([*value.keys(), *value.values()] if isinstance(value, dict) else value)
         elif type(value) not in PLAIN:
             raise pickle.UnpicklingError(f"it contains a {type(value).__name__}")
-
-
-def _children(value: Any) -> Iterable[Any]:
-    return [*value.keys(), *value.values()] if isinstance(value, dict) else value
 
 
 def _refuse_odd_tensor(tensor: Tensor) -> None:
@@ -151,12 +147,12 @@ def _json(path: Path, seal: Seal) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r:.40} occurs twice")
-    return found
+    return value
 
 
 def _short_int(text: str) -> int:
@@ -169,14 +165,14 @@ def _verified(path: Path, seal: Seal) -> bytes:
     """Return the bytes of a file after a check of their size and sha256."""
     try:
         with open_regular(path) as stream:
-            found = os.fstat(stream.fileno()).st_size
-            if found != seal.bytes:
+            size = os.fstat(stream.fileno()).st_size
+            if size != seal.bytes:
                 raise CheckpointError(
-                    f"{path} is damaged: it has {found:,} bytes, and {seal.bytes:,} were saved. {_EARLIER}"
+                    f"{path} is damaged: it has {size:,} bytes, and {seal.bytes:,} were saved. {_EARLIER}"
                 )
-            if found > _LARGE:  # smaller ones are faster read completely
-                _refuse_no_weights(path, stream, found)
-            data = stream.read(found)
+            if size > _LARGE:  # smaller ones are faster read completely
+                _refuse_no_weights(path, stream, size)
+            data = stream.read(size)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete. {_EARLIER}") from None
     except OSError as error:

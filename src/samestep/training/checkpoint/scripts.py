@@ -1,33 +1,46 @@
-"""Saves and loads checkpoints of a user-defined training script, with two calls by every rank."""
+"""Saves and loads checkpoints of a user-defined training script: `samestep.save`, `load` and `load_state`.
 
+Weights have the names of the serial script, whatever wrappers of torch they were saved with.
+"""
+
+import os
+import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+import safetensors.torch
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from samestep.base.errors import CheckpointError, Error
-from samestep.parallel.sharding.position import Position
+from samestep.base.regular_files import open_regular
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import make, tidy
-from samestep.training.checkpoint.compatibility import mismatch
-from samestep.training.checkpoint.newest import choose_on_all, folder_of, free_folder, step_of
+from samestep.training.checkpoint.checkpoint_schedule import Retention, prune
+from samestep.training.checkpoint.newest import (
+    choose_on_all,
+    folder_of,
+    free_folder,
+    newest_valid,
+    set_aside_later,
+    step_of,
+)
 from samestep.training.checkpoint.random_state import (
     check_random_states,
     gather_random_state,
     restore_random_state,
 )
-from samestep.training.checkpoint.retention import Retention, prune, set_aside_later
-from samestep.training.checkpoint.save import write_staged
-from samestep.training.checkpoint.snapshot import Snapshot
-from samestep.training.checkpoint.staging import Stage
-from samestep.training.checkpoint.weights import serial_names
+from samestep.training.checkpoint.read import ZIP, refuse_inflated
+from samestep.training.checkpoint.save import Stage, write_staged
+from samestep.training.checkpoint.snapshot import Snapshot, mismatch
 
 _begun: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The checkpoint of a model, by the model's first parameter, which wrapping and compiling do not change."""
@@ -95,7 +108,7 @@ def save(  # noqa: PLR0913 - a training has that many parts
     position = {} if loader is None else asdict(Position(**loader.state_dict()))
     random = gather_random_state(world, step=step, **position)
 
-    parts = _given(optimizer=optimizer, schedule=schedule, scaler=scaler)
+    parts = _present_parts(optimizer=optimizer, schedule=schedule, scaler=scaler)
 
     def write_here() -> tuple[Path, list[str]]:
         states = {name: part.state_dict() for name, part in parts.items()}
@@ -155,15 +168,15 @@ def load(  # noqa: PLR0913 - a training has that many parts
     if chosen is None:
         return {}
     snapshot = chosen.snapshot
-    parts = _given(optimizer=optimizer, schedule=schedule, scaler=scaler)
+    parts = _present_parts(optimizer=optimizer, schedule=schedule, scaler=scaler)
     _check(chosen.path, snapshot, model, parts, needs_position=loader is not None)
     with _all_or_none(parts, chosen.path):
         for name, part in parts.items():
             part.load_state_dict(snapshot.optimizer[name])
         if loader is not None:  # refuses a position beyond the end of its data, and is unchanged then
             loader.load_state_dict({name: snapshot.state[name] for name in ("seed", "epoch", "samples")})
-        own_names = serial_names(model.state_dict())
-        model.load_state_dict({name: snapshot.model[serial] for name, serial in own_names.items()})
+        names = serial_names(model.state_dict())
+        model.load_state_dict({name: snapshot.model[serial] for name, serial in names.items()})
     _begin_lineage(model, chosen.path)
     saved = snapshot.optimizer.get("random", [])
     notes = [f"{path.name} is not used: {reason}" for path, reason in chosen.refused]
@@ -176,7 +189,7 @@ def load(  # noqa: PLR0913 - a training has that many parts
     return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
 
 
-def _given(**parts: Stateful | None) -> dict[str, Stateful]:
+def _present_parts(**parts: Stateful | None) -> dict[str, Stateful]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
@@ -199,7 +212,9 @@ def _write_among(path: Path, snapshot: Snapshot, *, last: int, keep: int | None)
     moved, skipped = set_aside_later(path.parent, than=last)
     path = write_staged(staged, free_folder(path.parent, snapshot.state["step"]))
     stuck = None if retention is None else prune(path.parent, retention, newest=snapshot.state["step"])
-    notes = [f"{path.parent} had a checkpoint after step {last}: it is now {other.name}." for other in moved]
+    notes = [
+        f"{path.parent} had a checkpoint after step {last}: it is now {renamed.name}." for renamed in moved
+    ]
     return path, [*notes, *(note for note in (hidden, skipped, stuck) if note is not None)]
 
 
@@ -282,3 +297,106 @@ def _last_step_of_lineage(model: nn.Module, folder: Path, *, step: int) -> int:
 
 def _first_parameter(model: nn.Module) -> list[nn.Parameter]:
     return list(model.parameters())[:1]
+
+
+_INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of a name that torch's wrappers add anywhere in it."""
+
+
+def load_state(
+    source: str | PathLike[str] | Mapping[str, Any], model: nn.Module | None = None
+) -> dict[str, Any]:
+    """Return a state dict under the serial script's keys, and load it into `model`.
+
+    ::
+
+        samestep.load_state("resnet.pth", model)                # saved by torch.save(model.state_dict(), ..)
+        samestep.load_state("runs/a/checkpoints", model)        # the newest usable one of a run
+        samestep.load_state(torch.load("last.ckpt")["model"])   # part of another checkpoint
+
+    The prefixes of DistributedDataParallel and ``torch.compile`` (``module.``, ``_orig_mod.``) are removed,
+    also repeated, nested, or inside a name. No code in the file is executed.
+
+    Each rank reads the file itself. Call it before `replicate`, which broadcasts rank 0's weights.
+
+    Args:
+        source: a state dict, a file of ``torch.save`` or safetensors with one, a checkpoint of samestep, or a
+            folder of them.
+        model: must have exactly these weights; bare, replicated, compiled or wrapped. It is not changed
+            if the weights do not fit.
+
+    Returns:
+        the state dict; with a model, under the model's own names.
+
+    Raises:
+        CheckpointError: there is no state dict, it cannot be read without executing code, or it belongs to
+            another model; names the first missing, unexpected or differently shaped weights.
+    """
+    where = "the mapping" if isinstance(source, Mapping) else str(source)
+    contents = source if isinstance(source, Mapping) else _contents(Path(source))
+    for name, value in contents.items():
+        if not isinstance(value, Tensor) and not str(name).endswith("_extra_state"):
+            raise CheckpointError(
+                f"{where} is no state dict: its {name} is a {type(value).__name__}. Pass the state dict that "
+                f"it has, as in load_state(torch.load(FILE)[{name!r}])."
+            )
+    weights = {serial: contents[name] for name, serial in serial_names(contents, where).items()}
+    return weights if model is None else _load_into(model, weights, where)
+
+
+def serial_names(names: Iterable[str], where: str = "the model") -> dict[str, str]:
+    """Return for each name of a state dict its name in the serial script.
+
+    >>> serial_names(["module._orig_mod.conv.weight", "module.head._orig_mod.bias"])
+    {'module._orig_mod.conv.weight': 'conv.weight', 'module.head._orig_mod.bias': 'head.bias'}
+
+    Raises:
+        CheckpointError: two names become the same.
+    """
+    serial = {name: ".".join(part for part in name.split(".") if part not in _INSIDE) for name in names}
+    while serial and all(name.startswith("module.") for name in serial.values()):
+        serial = {name: short.removeprefix("module.") for name, short in serial.items()}
+    back: dict[str, str] = {}
+    for name, short in serial.items():
+        if back.setdefault(short, name) != name:
+            raise CheckpointError(f"{where} has both {back[short]} and {name}, which are both {short}.")
+    return serial
+
+
+def _load_into(model: nn.Module, weights: Mapping[str, Any], where: str) -> dict[str, Any]:
+    wanted = model.state_dict()
+    names = serial_names(wanted)
+    if difference := mismatch(weights, {serial: wanted[name] for name, serial in names.items()}):
+        raise CheckpointError(f"{where} does not fit this {type(model).__name__}: {difference}.")
+    loaded = {name: weights[serial] for name, serial in names.items()}
+    model.load_state_dict(loaded)
+    return loaded
+
+
+def _contents(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        chosen = newest_valid(path)
+        for refused, reason in chosen.refused:
+            warnings.warn(f"{refused.name} is not used: {reason}", stacklevel=3)  # the call of `load_state`
+        return chosen.snapshot.model
+    try:
+        with open_regular(path) as stream:
+            if path.suffix == ".safetensors":
+                return safetensors.torch.load(stream.read())
+            if stream.peek(len(ZIP)).startswith(ZIP):
+                refuse_inflated(stream, os.fstat(stream.fileno()).st_size)
+                stream.seek(0)
+            contents = torch.load(stream, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}.") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is no torch.save file of tensors and plain values. If it is one, and you trust it, call "
+            "load_state(torch.load(FILE, weights_only=False)), which executes its code."
+        ) from error
+    except Exception as error:  # a parser of untrusted bytes can raise anything
+        reason = str(error).split("\n", 1)[0].rstrip(".")
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}.") from error
+    if isinstance(contents, Mapping):
+        return contents
+    raise CheckpointError(f"{path} contains a {type(contents).__name__}, not a state dict.")

@@ -1,4 +1,4 @@
-"""Defines the contents of a checkpoint and the names of its files; reads and writes its manifest.
+"""Defines the contents of a checkpoint, compares them with a model, and reads and writes the manifest.
 
 `samestep.training.checkpoint.save` describes the files; the manifest lists size and sha256 of each.
 """
@@ -6,18 +6,49 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from samestep.base.documents import FormatError, parse_json, read_as
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import read_bytes
-from samestep.base.typed_json import FormatError, read_as
-from samestep.base.untrusted_documents import parse_json
-from samestep.training.checkpoint.compatibility import mismatch
+
+_SHOWN = 3  # maximum names listed per difference
+
+
+def mismatch(weights: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Return one line on how two state dicts differ in names and shapes; None if they do not.
+
+    >>> import torch
+    >>> mismatch({"a": torch.zeros(2), "c": torch.zeros(1)}, {"a": torch.zeros(3), "b": torch.zeros(1)})
+    'missing: b; unexpected: c; of another shape: a (2,), in the model (3,)'
+    """
+    shapes = [
+        f"{name} {_shape(weights[name])}, in the model {_shape(tensor)}"
+        for name, tensor in wanted.items()
+        if name in weights and _shape(weights[name]) != _shape(tensor)
+    ]
+    kinds = {
+        "missing": [name for name in wanted if name not in weights],
+        "unexpected": [name for name in weights if name not in wanted],
+        "of another shape": shapes,
+    }
+    return "; ".join(f"{kind}: {_first(names)}" for kind, names in kinds.items() if names) or None
+
+
+def _shape(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _first(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
 
 MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.pt", "average.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
@@ -127,10 +158,10 @@ def _no_manifest(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no checkpoint {folder}."
     try:
-        found = sorted(path.name for path in folder.iterdir())[:4]
+        names = sorted(path.name for path in folder.iterdir())[:4]
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}."
     return (
         f"{folder} is not a complete checkpoint: it has no {MANIFEST}, which is written last "
-        f"(found: {', '.join(found) or 'nothing'})."
+        f"(found: {', '.join(names) or 'nothing'})."
     )

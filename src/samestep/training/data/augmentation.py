@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samestep.base.errors import UsageError
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 
-_WORD = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+_WORD = 2**64 - 1  # all bits of a word
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of variant 13
 
 
 def sample_words(ids: Tensor, position: Position) -> Tensor:

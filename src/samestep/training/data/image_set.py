@@ -1,4 +1,4 @@
-"""Defines data sets of labeled images, in memory or read on demand, and checks their labels and sizes."""
+"""Defines data sets of labeled images, in memory or read on demand, and checks their labels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samestep.base.errors import DataError, UsageError
-from samestep.base.machine.description import machine
-from samestep.base.units import bytes_text
 
 Split: TypeAlias = Literal["train", "test"]
 ReadImage: TypeAlias = Callable[[int], Tensor]
@@ -129,12 +127,12 @@ def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where:
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
         index = int(wrong[0]) if len(wrong) else None
     else:
-        index = next((k for k, one in enumerate(labels) if not _is_class(one, classes)), None)
+        index = next((k for k, label in enumerate(labels) if not _is_class(label, classes)), None)
     if index is None:
         return np.asarray(labels, dtype=np.int64)
-    found = str(labels[index])[:_LONGEST]
+    label = str(labels[index])[:_LONGEST]
     raise DataError(
-        f"{where}: the label of image {index} is {found}, and classes are numbered from 0 to {classes - 1}. "
+        f"{where}: the label of image {index} is {label}, and classes are numbered from 0 to {classes - 1}. "
         "Use the published file, or correct the label."
     )
 
@@ -142,36 +140,3 @@ def checked_labels(labels: Sequence[Any] | NDArray[Any], *, classes: int, where:
 def _is_class(label: Any, classes: int) -> bool:
     is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
     return is_number and bool(0 <= label < classes)
-
-
-MAX_SIDE = 8192
-"""Maximum side of images in pixels; a square RGB image of this side has 192 MiB."""
-MAX_CLASSES = 2**20
-"""Maximum number of classes."""
-
-
-def checked_side(side: int, spec: str) -> int:
-    """Return the side of square images, in pixels.
-
-    Raises:
-        UsageError: it is larger than `MAX_SIDE`.
-    """
-    if side > MAX_SIDE:
-        raise UsageError(f"--data {spec}: images have {side} pixels a side; use {MAX_SIDE} or fewer.")
-    return side
-
-
-def check_fits(spec: str, *, images: int, labels: int, classes: int) -> None:
-    """Refuse images that do not fit into this machine's memory.
-
-    Raises:
-        UsageError: they do not fit, or there are too many classes; names the sizes.
-    """
-    if classes > MAX_CLASSES:
-        raise UsageError(f"--data {spec} has {classes:,} classes; use {MAX_CLASSES:,} or fewer.")
-    there = machine().memory_bytes
-    if images + labels > there:
-        raise UsageError(
-            f"--data {spec} needs {bytes_text(images + labels)} for its images, and this machine has "
-            f"{bytes_text(there)} of memory. Use fewer or smaller images."
-        )

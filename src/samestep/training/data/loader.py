@@ -21,8 +21,7 @@ from samestep.base.errors import UsageError
 from samestep.base.place import Place
 from samestep.base.signals import WARNINGS
 from samestep.launchers.binding import processors_of_rank
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.sample_plan import Plan
+from samestep.parallel.sharding import Plan, Position
 from samestep.training.data.augmentation import Augment, sample_words
 from samestep.training.data.image_set import Images, ImageSet, LazyImages
 from samestep.training.data.sharded_loader import FailedBatch, raise_if_failed
@@ -93,8 +92,8 @@ class ImageLoader:
         )
         # (x / white - mean) / std = x * scale - shift, in two passes over the batch
         mean, std = (
-            torch.tensor(one, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
-            for one in (images.mean, images.std)
+            torch.tensor(moments, dtype=torch.float64, device="cpu").view(1, -1, 1, 1)
+            for moments in (images.mean, images.std)
         )
         self._scale = (1 / (images.white * std)).to(device, options.dtype)
         self._shift = (mean / std).to(device, options.dtype)
@@ -139,7 +138,10 @@ class ImageLoader:
             return self._on_disk.read(ids)
         data = self._in_memory
         assert data is not None
-        return ((one, data.images.index_select(0, one), data.labels.index_select(0, one)) for one in ids)
+        return (
+            (batch_ids, data.images.index_select(0, batch_ids), data.labels.index_select(0, batch_ids))
+            for batch_ids in ids
+        )
 
     def _prepared(self, images: Tensor, words: Tensor | None) -> Tensor:
         """Return uint8 images on the device of the batches, augmented and normalized."""
@@ -167,9 +169,9 @@ class _DiskReader:
 
     def read(self, ids: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the ids, images and labels of each batch."""
-        self._ids[:] = [one.tolist() for one in ids]
-        for one, batch in zip(ids, self._loader, strict=True):
-            yield one, *raise_if_failed(batch)
+        self._ids[:] = [batch_ids.tolist() for batch_ids in ids]
+        for batch_ids, batch in zip(ids, self._loader, strict=True):
+            yield batch_ids, *raise_if_failed(batch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

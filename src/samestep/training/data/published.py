@@ -44,14 +44,14 @@ def locate(files: Sequence[PublishedFile], data_dir: Path, folders: Iterable[str
         DataError: the folder or some files are missing; names the files and the searched folders.
     """
     places = folders_of(data_dir, folders)
-    found = {file.name: first_existing(places, file.spellings) for file in files}
-    missing = [name for name, path in found.items() if path is None]
+    paths = {file.name: first_existing(places, file.spellings) for file in files}
+    missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise DataError(
             f"no {' and no '.join(missing)} (plain, .gz or .xz) in {', '.join(map(str, places))}. "
             "Give their folder with --data-dir, or omit it to download them."
         )
-    return [path for path in found.values() if path is not None]
+    return [path for path in paths.values() if path is not None]
 
 
 def read(path: Path, *, most: int) -> bytes:
@@ -87,10 +87,10 @@ def verify(content: bytes, path: Path, *, name: str, sha256: str) -> None:
     Raises:
         DataError: they differ; names the file and both checksums.
     """
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
         raise DataError(
-            f"{path} is not the published {name}: sha256 of its content is {found}, "
+            f"{path} is not the published {name}: sha256 of its content is {digest}, "
             f"expected {sha256}. Delete it and download it again."
         )
 
@@ -136,7 +136,7 @@ _DECODERS: dict[bytes, Callable[[bytes, int], bytes]] = {b"\x1f\x8b": _gzip, b"\
 
 
 _TIMEOUT_S = (3.05, 30.0)  # to connect to one address, and between two pieces of the answer
-_LOCK_TIMEOUT_S = 1800.0
+_LOCK_TIMEOUT_S = 1800.0  # for the largest archive over a slow line
 _log = logging.getLogger("samestep")
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 from samestep.base.errors import UsageError
-from samestep.parallel.sharding.sample_plan import Plan, check_batch_size
+from samestep.parallel.sharding import Plan, check_batch_size
 from samestep.ranks.world.current import current
 from samestep.ranks.world.protocol import World
 from samestep.training.data.sharded_loader import IndexedLoader, ShardedLoader
@@ -81,24 +81,24 @@ def shard(
             or loader processes read different streams.
     """
     settings: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
-    given = {name: value for name, value in settings.items() if value is not None} | options
+    arguments = {name: value for name, value in settings.items() if value is not None} | options
     if isinstance(data, DataLoader):
         kept = _settings(data, needs_order=shuffle is None)
-        if given.get("num_workers") == 0:
+        if arguments.get("num_workers") == 0:
             kept = {name: value for name, value in kept.items() if name not in _OF_PROCESSES}
-        given = kept | given
+        arguments = kept | arguments
         data = data.dataset
-    if not given.pop("in_order", True):
+    if not arguments.pop("in_order", True):
         raise UsageError(
             "in_order=False returns batches in another order than that of the steps, so that weights and "
             "ranks do not match. Omit it."
         )
-    if "batch_size" not in given:
+    if "batch_size" not in arguments:
         raise UsageError("shard(data) needs batch_size=, the samples per step over all workers")
     world = current() if world is None else world
-    given["collate"] = given.pop("collate_fn", None) or default_collate
+    arguments["collate"] = arguments.pop("collate_fn", None) or default_collate
     if isinstance(data, IterableDataset):
-        return _stream(data, seed=seed, world=world, **given)
+        return _stream(data, seed=seed, world=world, **arguments)
     if not isinstance(data, Sized):
         raise UsageError(
             f"{type(data).__name__} has no length, so it cannot be split into global batches. "
@@ -106,12 +106,12 @@ def shard(
         )
     plan = Plan(
         count=len(data),
-        batch_size=given.pop("batch_size"),
+        batch_size=arguments.pop("batch_size"),
         place=world.place,
-        shuffle=given.pop("shuffle", False),
-        drop_last=given.pop("drop_last", False),
+        shuffle=arguments.pop("shuffle", False),
+        drop_last=arguments.pop("drop_last", False),
     )
-    return IndexedLoader(data, plan, seed=seed, **given)
+    return IndexedLoader(data, plan, seed=seed, **arguments)
 
 
 def _stream(

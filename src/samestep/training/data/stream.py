@@ -27,13 +27,12 @@ from samestep.base.place import Place
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached, instead, put
-from samestep.parallel.sharding.position import Position
-from samestep.parallel.sharding.share import share, weight
+from samestep.parallel.sharding import Position, share, weight
 from samestep.ranks.world.protocol import World
-from samestep.training.data.sampler import Passes
 from samestep.training.data.sharded_loader import (
     Collate,
     FailedBatch,
+    Passes,
     ShardedLoader,
     StepBatch,
     empty_batch,
@@ -136,9 +135,9 @@ class StreamLoader(ShardedLoader):
             self._compare([], error)
             raise
         except Exception as error:  # its class can be unknown on other ranks, so its text is sent
-            what = f"worker {self._world.place.rank} could not read its data: {type(error).__name__}: {error}"
+            text = f"worker {self._world.place.rank} could not read its data: {type(error).__name__}: {error}"
             with suppress(Error):
-                self._compare([], PeerLost(what))
+                self._compare([], PeerLost(text))
             raise
         self._compare([part.first for part in first_parts])
         return first_parts
@@ -146,10 +145,10 @@ class StreamLoader(ShardedLoader):
     def _compare(self, firsts: list[str], failure: Error | None = None) -> None:
         """Gather the first samples' checksums; raise the first failure of a rank, or if they differ."""
         gathered = self._world.all_gather_objects((firsts, failure))
-        for _, theirs in gathered:
-            if theirs is not None:
-                raise copy(theirs) from None
-        _check_same_stream([each for each, _ in gathered])
+        for _, error in gathered:
+            if error is not None:
+                raise copy(error) from None
+        _check_same_stream([checksums for checksums, _ in gathered])
 
     def __len__(self) -> int:
         """Return the steps per epoch; raise TypeError if the stream has no length."""
@@ -218,12 +217,12 @@ class _Stream(IterableDataset[_Part | FailedBatch], Passes):
     def __iter__(self) -> Iterator[_Part | FailedBatch]:
         start = Position(*self._start.tolist())  # read now, because the next pass overwrites it
         info = get_worker_info()
-        mine, of = (0, 1) if info is None else (info.id, info.num_workers)
+        process, of = (0, 1) if info is None else (info.id, info.num_workers)
         batches = _batches(self._samples(start), self._batch_size, drop_last=self._drop_last)
-        return self._parts(batches, SingleReader(start), mine, of)
+        return self._parts(batches, SingleReader(start), process, of)
 
     def _parts(
-        self, batches: Iterator[tuple[list[Any], bool]], reader: SingleReader, mine: int, of: int
+        self, batches: Iterator[tuple[list[Any], bool]], reader: SingleReader, process: int, of: int
     ) -> Iterator[_Part | FailedBatch]:
         """Yield the batches ``mine + k * of``."""
         number, first = 0, ""
@@ -235,7 +234,7 @@ class _Stream(IterableDataset[_Part | FailedBatch], Passes):
                     return
                 if number == 0 and (of > 1 or self._place.size > 1):
                     first = sample_digest(samples[0])
-                if number % of == mine:
+                if number % of == process:
                     yield _Part(self._batch(samples), len(samples), is_last, first)
                     first = ""
                 number += 1
@@ -248,8 +247,8 @@ class _Stream(IterableDataset[_Part | FailedBatch], Passes):
             self._probe = False
             self._empty(samples[0])
         span = share(len(samples), self._place.rank, self._place.size)
-        mine = samples[span.start : span.stop]
-        return self._collate(mine) if mine else self._empty(samples[0])
+        local = samples[span.start : span.stop]
+        return self._collate(local) if local else self._empty(samples[0])
 
     def _empty(self, sample: Any) -> Any:
         leaves = "leaves" if isinstance(self.dataset, Sized) else "of this stream without a length can leave"
@@ -287,14 +286,14 @@ def _batches(samples: Iterator[Any], batch_size: int, *, drop_last: bool) -> Ite
 
 def _check_same_stream(firsts: Sequence[Sequence[str]]) -> None:
     """Raise UsageError if the first samples of a rank's loader processes differ, or those of two ranks."""
-    for rank, theirs in enumerate(firsts):
-        if len(set(theirs)) > 1:
+    for rank, checksums in enumerate(firsts):
+        if len(set(checksums)) > 1:
             raise UsageError(
                 f"the loader processes of worker {rank} read different first samples: the data set uses an "
                 "unseeded generator, such as random.Random(), or a worker_init_fn splits it. Use the global "
                 "generators, or one that set_epoch seeds, and read the same stream in every process."
             )
-        if set(theirs) != set(firsts[0]):
+        if set(checksums) != set(firsts[0]):
             raise UsageError(
                 f"worker {rank} reads another first sample than worker 0: the data set splits itself by "
                 "worker, or uses an unseeded generator. Read the same stream on every worker; samestep.shard "

@@ -48,9 +48,9 @@ class Score:
 
     def summary(self) -> str:
         """Return the score as one line of text."""
-        others = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        figures = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
         right = f"{self.accuracy:.2%} of the test set right ({self.correct}/{self.total})"
-        return f"{right}, loss {self.loss:.4f}{others}"
+        return f"{right}, loss {self.loss:.4f}{figures}"
 
 
 class Interrupted(Exception):  # noqa: N818 - reads as the event it is
@@ -100,12 +100,12 @@ def evaluate(
         raise Interrupted
     if counted != total:
         raise OutOfStep(f"evaluation counted {counted:.0f} samples, and the data set has {total}")
-    others = {} if metrics is None else metrics.compute(world)
+    figures = {} if metrics is None else metrics.compute(world)
     return Score(
         correct=int(correct),
         total=total,
         loss_sum=loss_sum,
-        metrics=others,
+        metrics=figures,
         ranks=tuple((int(right), int(count)) for right, count, *_ in table.tolist()),
         seconds=perf_counter() - began,
     )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import UsageError
-from samestep.base.untrusted_documents import parse_json
 from samestep.ranks.world.protocol import World
 from samestep.ranks.world.solo import SoloWorld
 
@@ -63,11 +63,11 @@ class TorchMetrics:
         Raises:
             UsageError: a metric returns neither a number nor a row of numbers.
         """
-        mine = {
+        states = {
             name: [_state_of(part) for part in _parts(metric)] if self._samples else None
             for name, metric in self._metrics.items()
         }
-        ranks = world.all_gather_objects((self._samples, mine))
+        ranks = world.all_gather_objects((self._samples, states))
         # Rank 0 computes for all, so that all ranks report the same bits.
         figures = world.on_main(lambda: self._figures([rank for rank in ranks if rank[0]]))
         self.reset()
@@ -122,15 +122,17 @@ def _build(text: str, classes: int) -> "Metric":
         )
     name, _, rest = text.partition(":")
     kind, accepted = _metric_class(name)
-    given = {"num_classes": classes, **({"task": "multiclass"} if "task" in accepted else {})}
+    fixed = {"num_classes": classes, **({"task": "multiclass"} if "task" in accepted else {})}
     parameters = dict(_parameter(text, item) for item in rest.split(",")) if rest else {}
-    for taken in sorted(parameters.keys() & given):
+    for taken in sorted(parameters.keys() & fixed):
         raise UsageError(f"--metric {text}: {taken} is set from the data set; omit it.")
     try:
-        return kind(**given, **parameters)
+        return kind(**fixed, **parameters)
     except (TypeError, ValueError) as error:
-        others = ", ".join(one for one in accepted if one not in (*given, "num_labels", "kwargs"))
-        raise UsageError(f"--metric {text}: {str(error).rstrip('.')}. Its parameters are {others}.") from None
+        names = ", ".join(
+            parameter for parameter in accepted if parameter not in (*fixed, "num_labels", "kwargs")
+        )
+        raise UsageError(f"--metric {text}: {str(error).rstrip('.')}. Its parameters are {names}.") from None
 
 
 def _metric_class(name: str) -> "tuple[type[Metric], Mapping[str, inspect.Parameter]]":
@@ -139,10 +141,12 @@ def _metric_class(name: str) -> "tuple[type[Metric], Mapping[str, inspect.Parame
         module = importlib.import_module("torchmetrics.classification")
     except (ImportError, RuntimeError) as error:  # RuntimeError: from a torchvision built for another torch
         raise UsageError(f"--metric {name}: torchmetrics cannot be imported here: {error}") from None
-    kinds = {each: inspect.signature(getattr(module, each)).parameters for each in module.__all__}
+    kinds = {
+        class_name: inspect.signature(getattr(module, class_name)).parameters for class_name in module.__all__
+    }
     if "num_classes" not in kinds.get(name, ()):
         general = ", ".join(
-            each for each, accepted in kinds.items() if {"task", "num_classes"} <= set(accepted)
+            class_name for class_name, accepted in kinds.items() if {"task", "num_classes"} <= set(accepted)
         )
         raise UsageError(
             f"--metric {name}: torchmetrics has no multi-class metric of that name. Use one of {general}."

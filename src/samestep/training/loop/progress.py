@@ -86,10 +86,10 @@ class ConsoleDisplay(Display):
         """See `Display.epoch_done`."""
         width = len(str(self._epochs))
         train_loss = "" if loss is None else f"  loss {loss:.4f}"
-        others = "".join(f"  {name} {value:.4g}" for name, value in score.metrics.items())
+        figures = "".join(f"  {name} {value:.4g}" for name, value in score.metrics.items())
         self.note(
             f"epoch {epoch:{width}}/{self._epochs}{train_loss}  "
-            f"test {score.accuracy:.2%} ({score.correct}/{score.total}){others}  {seconds:.1f} s, "
+            f"test {score.accuracy:.2%} ({score.correct}/{score.total}){figures}  {seconds:.1f} s, "
             f"evaluation {score.seconds:.1f} s"
         )
         for rank, (sums, (right, count)) in enumerate(zip(self._ranks, score.ranks, strict=False)):

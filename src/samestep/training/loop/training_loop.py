@@ -1,36 +1,129 @@
-"""Runs the training loop: epochs of steps, evaluations, and checkpoints between steps."""
+"""Runs the training loop: epochs of steps, evaluations, and checkpoints between steps.
 
-from collections.abc import Callable
-from dataclasses import asdict
+`Callbacks` has the objects that the loop calls: sink, display, checkpoints, stop request, profiler.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any, NoReturn
 
 from torch import nn
 
 from samestep.base.errors import CheckpointError, Error, Preempted
-from samestep.base.last_step import record_step
+from samestep.base.signals import handled
 from samestep.base.step_phases import OTHER
+from samestep.base.worker_records import record_step
 from samestep.observe.clock.step_reader import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
 from samestep.parallel.gradients.weight_checksum import weights_sha256
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.compatibility import TrainingSize, check_progress
+from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
 from samestep.training.checkpoint.random_state import check_random_states, restore_random_state
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.image_set import Images
 from samestep.training.data.loader import ImageLoader, LoaderOptions
-from samestep.training.loop.callbacks import Callbacks
 from samestep.training.loop.evaluate import Interrupted, Score, evaluate
 from samestep.training.loop.learner import Learner
 from samestep.training.loop.metrics import TorchMetrics
-from samestep.training.loop.parallel_step import synchronized_step, training_batches
 from samestep.training.loop.precision import Precision
-from samestep.training.loop.step import Step
-from samestep.training.output.result import Result
+from samestep.training.loop.progress import Display
+from samestep.training.loop.step import Step, synchronized_step, training_batches
+from samestep.training.output.profile import Profiler
+from samestep.training.output.run_folder import Result, Sink
 from samestep.training.output.step_journal import Journal
 from samestep.training.settings import RunOptions, Settings
+
+
+class StopRequest:
+    """The latest stop signal that this process has received; true once there is one."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def record(self, number: int, _frame: FrameType | None) -> None:
+        """Record a signal; installed as its handler."""
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def stop_request(names: Sequence[str]) -> Iterator[StopRequest]:
+    """Record the signals called `names`, such as ``TERM``, within the block, instead of ending the process.
+
+    Ranks that are threads receive no signals, so their request stays false.
+    """
+    request = StopRequest()
+    with handled([signal.Signals[f"SIG{name}"] for name in names], request.record):
+        yield request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """The objects that the training loop of one rank calls."""
+
+    sink: Sink  # stores rows and the result
+    display: Display  # shows progress
+    checkpoints: CheckpointManager  # writes checkpoints
+    stop: StopRequest  # whether this process has received a stop signal
+    profiler: Profiler  # traces some of the steps
+
+    @classmethod
+    def disabled(cls, world: World, *, sink: Sink | None = None) -> "Callbacks":
+        """Return callbacks that store, show and trace nothing, except that `sink` receives the rows."""
+        return cls(
+            sink=Sink() if sink is None else sink,
+            display=Display(),
+            checkpoints=CheckpointManager(world, RunOptions(), folder=None),
+            stop=StopRequest(),
+            profiler=Profiler(None, Path(), world, total=0),
+        )
+
+
+def check_progress(state: Mapping[str, Any], settings: Settings, count: int) -> None:
+    """Check that `state`, which has every key that a training needs, is possible with `count` samples.
+
+    Steps, epochs and samples determine each other. With a position that contradicts the data set or itself, a
+    run would end early or train on other batches.
+
+    Raises:
+        CheckpointError: names the value, or the setting that differs.
+    """
+    settings.check_resumable(state["settings"])
+    epoch, samples = state["epoch"], state["samples"]
+    if state["seed"] != settings.seed:
+        raise _refusal("seed", state["seed"], f"the run has --seed {settings.seed}")
+    if epoch > settings.epochs or (epoch == settings.epochs and samples):
+        raise _refusal("epoch", epoch, f"the training has {settings.epochs} epochs")
+    if samples >= count:
+        raise _refusal("samples", samples, f"the data set has {count}; use that of the first start")
+    if samples % settings.batch_size:
+        raise _refusal("samples", samples, f"a multiple of the batch size {settings.batch_size} is expected")
+    step = epoch * -(-count // settings.batch_size) + samples // settings.batch_size
+    total = epoch * count + samples
+    for name, value in (("step", step), ("samples_total", total)):
+        if state[name] != value:
+            raise _refusal(
+                name,
+                state[name],
+                f"{epoch} epochs of {count} samples and {samples} more make {value}; use the data set and "
+                "the --subset of the first start",
+            )
+    if state["loss_count"] > total:
+        raise _refusal("loss_count", state["loss_count"], f"at most {total}, the samples used, is expected")
+
+
+def _refusal(name: str, value: object, why: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint has {name} {value!r:.60}: {why}.")
+
 
 EVALUATION_BATCH = 1000
 """Samples per evaluation step at most, over all workers."""
@@ -90,7 +183,7 @@ class Training:
             test_set, test_options, place=world.place, device=world.device, workers=workers
         )
         self.test_total = len(test_set)
-        self.size = TrainingSize(settings, len(train_set))
+        self.train_total = len(train_set)
         self.steps = settings.epochs * len(self.batches)
         self.learner = Learner(
             make_model,
@@ -123,7 +216,7 @@ class Training:
                 "Evaluate it with --eval-only --from."
             )
         try:
-            check_progress(state, self.size)
+            check_progress(state, self.settings, self.train_total)
             check_random_states(snapshot.optimizer["random"])
             self._load(snapshot)
         except Error:
@@ -251,9 +344,8 @@ class Training:
     def _end_window(self, callbacks: Callbacks) -> tuple[bool, bool]:
         """Store and show the window's steps; return whether to stop, and whether a checkpoint is due."""
         window = self.journal.end_window(bool(callbacks.stop), callbacks.checkpoints.late)
-        self._seconds += (
-            perf_counter() - self._began
-        )  # the window has waited for the device, so the steps are complete
+        # The window has waited for the device, so the steps are complete.
+        self._seconds += perf_counter() - self._began
         if window.rows:
             callbacks.sink.steps(window.rows)
             callbacks.sink.ranks(window.ranks)
@@ -264,8 +356,8 @@ class Training:
     def _save_and_stop(self, callbacks: Callbacks) -> NoReturn:
         callbacks.checkpoints.save(self._snapshot())
         callbacks.checkpoints.finish()
-        signal = callbacks.stop.signal
-        received = self.world.all_gather_objects(None if signal is None else signal.name)
+        request = callbacks.stop.signal
+        received = self.world.all_gather_objects(None if request is None else request.name)
         by = next(name for name in received if name is not None)
         raise Preempted(f"stopped by {by} after step {self.journal.steps} of {self.steps}, with a checkpoint")
 

@@ -85,9 +85,9 @@ class Profiler:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
-        own = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}.get(self._world.device.type)
-        if own is not None:
-            activities.append(own)
+        activity = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}.get(self._world.device.type)
+        if activity is not None:
+            activities.append(activity)
         self._profile = profile(activities=activities)
         self._profile.prepare_trace()
 

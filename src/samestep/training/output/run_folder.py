@@ -1,4 +1,4 @@
-"""Reads and writes the folder of one run.
+"""Reads, writes and locks the folder of one run.
 
 ::
 
@@ -11,25 +11,86 @@
       checkpoints/       one folder per checkpoint
       result.json        written last; a run without it has not finished
       .samestep-run      the identity of the run, which is part of the names of its draft files
-      .samestep-lock     names the writing process; see `samestep.training.output.run_lock`
+      .samestep-lock     names the writing process; see `RunLock`
 """
 
+import errno
+import fcntl
+import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import tomli_w
 
+from samestep.base.documents import parse_json
 from samestep.base.errors import Error, UsageError
-from samestep.base.record import json_line, provenance, write_json
+from samestep.base.polling import polls
+from samestep.base.record import (
+    claim,
+    json_line,
+    probe,
+    provenance,
+    remove_file_drafts,
+    write_json,
+    write_whole,
+)
 from samestep.base.regular_files import descriptor, kind_of, lies_at, open_regular, read_text
-from samestep.base.unfinished_names import claim, probe, remove_file_drafts, write_whole
+from samestep.base.step_phases import phase_text
 from samestep.base.units import counted
-from samestep.base.untrusted_documents import parse_json
-from samestep.training.output.result import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of one training; equal on all ranks but for the times."""
+
+    accuracy: float
+    """On the test set after the last epoch, 0 .. 1."""
+    correct: int
+    total: int
+    """Test samples, each counted once."""
+    loss: float
+    """Mean cross-entropy of a test sample."""
+    epochs: int
+    steps: int
+    seconds: float
+    """Time of the training steps, without evaluation and set-up."""
+    samples_per_second: float
+    """Training samples over `seconds`."""
+    weights_sha256: str
+    """Of the final state dict, see `samestep.parallel.gradients.weight_checksum`."""
+    world_size: int
+    step_s: dict[str, float]
+    """Median seconds of each phase of a step, on this rank."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The other requested metrics, over the test set."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result by name."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """Return the result as two lines of text; one if this start took no step."""
+        reached = (
+            f"{counted(self.world_size, 'worker')}: {self.accuracy:.2%} of the test set right "
+            f"({self.correct}/{self.total}) after "
+            f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {self.seconds:.1f} s; "
+            f"{self.samples_per_second:,.0f} samples/s"
+        )
+        step_s = sum(self.step_s.values())
+        if not step_s:
+            return reached
+        parts = ", ".join(
+            f"{phase_text(name)} {seconds / step_s:.0%}"
+            for name, seconds in sorted(self.step_s.items(), key=lambda item: -item[1])
+            if seconds / step_s >= 0.005
+        )
+        return f"{reached}\na step takes {step_s * 1e3:.2f} ms: {parts}"
+
 
 MOST_KEPT = 16 << 20
 """Maximum bytes kept for one file while it cannot be written; further lines are lost."""
@@ -230,14 +291,14 @@ class RunFolder(Sink):
         """
         file = path / "result.json"
         try:
-            found = parse_json(read_text(file, most=_LINE))
+            result = parse_json(read_text(file, most=_LINE))
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            result = None
+        if not isinstance(result, dict):
             raise UsageError(f"{file} is damaged: it is not a JSON object.")
-        return found
+        return result
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
@@ -320,3 +381,123 @@ def _rows_up_to(stream: IO[bytes], after: int) -> Iterator[str]:
             return
         if step <= after:
             yield text
+
+
+LOCK_FILE = ".samestep-lock"
+RESTART_S = 30.0
+"""Seconds that a restarted rank 0 waits for the previous one, possibly on another node, to end."""
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+_POLL_S = 0.1  # seconds between two tries, short beside the restart of a rank
+_MOST = 4096  # maximum bytes of the lock file, which has about 60
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """Close the locks in a forked process, so that an orphaned loading process holds none."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RunLock:
+    """The lock on a run folder, so that no second process writes to it; used on rank 0.
+
+    Rank 0 holds it during all writes. The system releases it when the process ends, however it ends. The file
+    contains the host and process id of the holder.
+
+    The folder must exist when `take` is called, which waits `wait_s` for another holder.
+    """
+
+    def __init__(self, folder: Path, *, wait_s: float = 0.0) -> None:
+        self._path = folder / LOCK_FILE
+        self._wait_s = wait_s
+        self._handle: int | None = None
+
+    def take(self) -> str | None:
+        """Take the lock.
+
+        Returns:
+            a warning if the file system has no locks; None if the lock is held.
+
+        Raises:
+            UsageError: another process holds it, or it cannot be opened.
+        """
+        # Read-only, so that an administrator can remount the disk read-only during the run.
+        handle = self._open(os.O_RDONLY)
+        failure = _lock(handle)
+        if failure is not None and failure.errno == errno.EBADF:  # NFS locks only what is open for writing
+            os.close(handle)
+            handle = self._open(os.O_RDWR)
+        try:
+            locked = self._locked(handle)
+            self._name_holder()
+        except BaseException:
+            os.close(handle)
+            raise
+        _held.add(handle)
+        self._handle = handle
+        if locked:
+            return None
+        return f"{self._path.parent} is on a file system without locks: start no second run in it"
+
+    def close(self) -> None:
+        """Release the lock, if it is held."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _held.discard(handle)
+            os.close(handle)
+
+    def _open(self, access: int) -> int:
+        flags = access | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            handle = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be opened: {error.strerror}. Move it away.") from None
+        if (kind := kind_of(os.fstat(handle).st_mode)) is not None:
+            os.close(handle)
+            raise UsageError(f"{self._path} is {kind}, not a file. Move it away.")
+        return handle
+
+    def _locked(self, handle: int) -> bool:
+        """Lock an open file; return whether the file system supports locks."""
+        for _ in polls(self._wait_s, least_s=_POLL_S):
+            failure = _lock(handle)
+            if failure is None or failure.errno in _WITHOUT_LOCKS:
+                return failure is None
+            if not isinstance(failure, BlockingIOError):
+                raise UsageError(f"{self._path} cannot be locked: {failure.strerror}.")
+        raise UsageError(self._held_by())
+
+    def _name_holder(self) -> None:
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n"
+        try:
+            with descriptor(self._path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW) as handle:
+                os.write(handle, text)
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be written: {error.strerror}.") from None
+
+    def _held_by(self) -> str:
+        holder = self._holder()
+        return (
+            f"{self._path.parent} is in use: process {holder.get('pid', 'unknown')} on "
+            f"{holder.get('host', 'an unknown host')} writes to it. Wait for its end or choose another "
+            f"folder; if that process no longer exists, delete {self._path}."
+        )
+
+    def _holder(self) -> dict[str, Any]:
+        try:
+            holder = parse_json(read_text(self._path, most=_MOST))
+        except (OSError, ValueError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+
+def _lock(handle: int) -> OSError | None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None

@@ -131,26 +131,28 @@ class Journal:
         These are its phase times and samples, and the sum of its samples' losses.
         """
         place, device = self._world.place, self._world.device
-        mine = [sum(phases[name] for phases in timed) for name in (*OF_LOOP, OTHER)]
-        mine.append(sum(entry.local_count for entry in window))
-        table = torch.zeros(place.size, len(mine), dtype=torch.float64, device="cpu")
-        table[place.rank] = torch.tensor(mine, dtype=torch.float64, device="cpu")
+        totals = [sum(phases[name] for phases in timed) for name in (*OF_LOOP, OTHER)]
+        totals.append(sum(entry.local_count for entry in window))
+        table = torch.zeros(place.size, len(totals), dtype=torch.float64, device="cpu")
+        table[place.rank] = torch.tensor(totals, dtype=torch.float64, device="cpu")
         requested = torch.tensor([float(request) for request in requests], dtype=torch.float64, device="cpu")
         parts = [torch.cat([requested, table.flatten()]).to(device)]
         if window:
-            own = torch.stack([entry.loss for entry in window]).double()
+            losses_here = torch.stack([entry.loss for entry in window]).double()
             counts = torch.tensor([entry.count for entry in window], dtype=torch.float64, device=device)
             sums_of_ranks = torch.zeros(place.size, dtype=torch.float64, device=device)
-            sums_of_ranks[place.rank] = (own * counts).sum() / place.size
-            parts += [own, sums_of_ranks]
+            sums_of_ranks[place.rank] = (losses_here * counts).sum() / place.size
+            parts += [losses_here, sums_of_ranks]
         sums = torch.cat(parts)
         self._world.all_reduce(sums)
-        found = sums.tolist()
+        numbers = sums.tolist()
         split = len(requests) + table.numel()
-        per_rank = [found[start : start + len(mine)] for start in range(len(requests), split, len(mine))]
-        losses = [loss / place.size for loss in found[split : split + len(window)]]
-        made = tuple(count > 0 for count in found[: len(requests)])
-        return losses, made, per_rank, found[split + len(window) :]
+        per_rank = [
+            numbers[start : start + len(totals)] for start in range(len(requests), split, len(totals))
+        ]
+        losses = [loss / place.size for loss in numbers[split : split + len(window)]]
+        made = tuple(count > 0 for count in numbers[: len(requests)])
+        return losses, made, per_rank, numbers[split + len(window) :]
 
     def _set_length(self, per_rank: list[list[float]], steps: int) -> None:
         """Set the steps of the next window to about a second, from figures that are equal on all ranks."""
@@ -171,9 +173,9 @@ class Journal:
                 "loss": losses[rank] / samples if samples else None,
                 "samples_per_second": samples / max(sum(seconds), 1e-9),
                 **{name: round(s / len(window), 7) for name, s in zip(OF_LOOP, seconds, strict=True)},
-                OTHER: round(other / len(window), 7),
+                OTHER: round(other_s / len(window), 7),
             }
-            for rank, (*seconds, other, samples) in enumerate(per_rank)
+            for rank, (*seconds, other_s, samples) in enumerate(per_rank)
         ]
 
 

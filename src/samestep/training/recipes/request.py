@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from samestep.base.config import read_toml, suggestion
+from samestep.base.documents import FormatError, read_as
 from samestep.base.errors import UsageError
-from samestep.base.setting_fields import flag
-from samestep.base.typed_json import FormatError, read_as
+from samestep.base.options import flag
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings import RunOptions, Settings
 
@@ -31,10 +31,10 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or has an unknown key or a value of the wrong type.
     """
-    found = read_toml(path)
+    values = read_toml(path)
     types = {**RECIPE_KEYS, **get_type_hints(Settings), **get_type_hints(RunOptions)}
     config = {}
-    for name, value in found.items():
+    for name, value in values.items():
         if name not in types:
             raise UsageError(f"{path}: the key {name!r} is unknown. {suggestion(name, types)}")
         try:
@@ -46,7 +46,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def part_of(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Return the keys that are fields of the dataclass `kind`."""
-    names = {one.name for one in dataclasses.fields(kind)}
+    names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in config.items() if name in names}
 
 
@@ -98,22 +98,22 @@ def configuration(request: Request) -> tuple[dict[str, Any], bool]:
     if defined and not (folder / "config.toml").exists():
         return asked, False
     RunFolder.check(folder)
-    found = read_config(folder / "config.toml")
+    begun = read_config(folder / "config.toml")
     flags = {name: value for name in RECIPE_KEYS if (value := getattr(request, name, None)) is not None}
-    _refuse_other_settings({**asked, **flags}, found, folder)
-    return {**found, **part_of(asked, RunOptions)}, True
+    _refuse_other_settings({**asked, **flags}, begun, folder)
+    return {**begun, **part_of(asked, RunOptions)}, True
 
 
-def _refuse_other_settings(asked: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
+def _refuse_other_settings(asked: Mapping[str, Any], begun: Mapping[str, Any], folder: Path) -> None:
     """Refuse settings that change the result of a resumed run; the data folder and run options do not."""
     decides = {"recipe", "fast", "data", "model", "subset", *part_of(asked, Settings)}
     for name in (name for name in asked if name in decides):
-        there = found.get(name)
+        there = begun.get(name)
         is_auto = name == "precision" and asked[name] == "auto"  # the run has the choice of its first start
         if asked[name] != there and not is_auto:
-            what = "the recipe" if name == "recipe" else flag(name)
+            setting = "the recipe" if name == "recipe" else flag(name)
             raise UsageError(
-                f"--resume {folder} keeps the run's settings: {what} is "
+                f"--resume {folder} keeps the run's settings: {setting} is "
                 f"{'not set' if there is None else there} there, not {asked[name]}. Omit it, or start "
                 f"another run with --config {folder / 'config.toml'} --out DIR."
             )

@@ -14,16 +14,15 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.folders import claim_folder
-from samestep.base.option_combinations import OF_FLAGS_BESIDE_SETTINGS, check_options
-from samestep.base.setting_fields import flag
+from samestep.base.options import OF_FLAGS_BESIDE_SETTINGS, check_options, flag
 from samestep.ranks.world.protocol import World
 from samestep.training.data.augmentation import check_augment
 from samestep.training.data.image_set import Images, ImageSet
 from samestep.training.data.sets.registry import load
-from samestep.training.loop.compiling import compiled
 from samestep.training.loop.metrics import check_metrics
+from samestep.training.loop.step import compiled
 from samestep.training.networks import build
-from samestep.training.output.loggers.logger import check_loggers
+from samestep.training.output.loggers import check_loggers
 from samestep.training.output.profile import steps_of
 from samestep.training.recipes.registry import find
 from samestep.training.recipes.request import Request, configuration, part_of
@@ -100,7 +99,7 @@ class ResolvedConfig:
 
     def training(self) -> dict[str, Any]:
         """Return the keys that the result of the training depends on."""
-        what = {
+        parts = {
             "recipe": self.recipe,
             "fast": self.fast,
             "data": self.data,
@@ -109,8 +108,8 @@ class ResolvedConfig:
             "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
             "label": self.label,
         }
-        everything = what | self.settings.as_dict()
-        return {name: value for name, value in everything.items() if value is not None}
+        keys = parts | self.settings.as_dict()
+        return {name: value for name, value in keys.items() if value is not None}
 
 
 def resolve(request: Request, *, workers: int) -> ResolvedConfig:
@@ -218,8 +217,8 @@ def _per_worker(
 
 def refuse_unused(request: Request, settings: Settings, data: str) -> None:
     """Refuse flags that have no effect beside the other settings, and on this data set."""
-    given = {flag(name): value for name, value in request.changes.items()} | {"--data-dir": request.data_dir}
-    check_options(OF_FLAGS_BESIDE_SETTINGS, settings.as_options() | {"--data": data}, given)
+    flags = {flag(name): value for name, value in request.changes.items()} | {"--data-dir": request.data_dir}
+    check_options(OF_FLAGS_BESIDE_SETTINGS, settings.as_options() | {"--data": data}, flags)
     drops = {"step": settings.step_epochs, "multistep": max(settings.milestones, default=0.0)}
     last = drops.get(settings.schedule, 0.0)
     if {"schedule", "step_epochs", "milestones"} & set(request.changes) and last >= settings.epochs:

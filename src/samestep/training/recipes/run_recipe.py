@@ -12,29 +12,31 @@ from torch import nn
 
 from samestep.base import env
 from samestep.base.errors import Error
-from samestep.base.last_step import record_step
+from samestep.base.worker_records import record_step
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
 from samestep.observe.clock.step_clock import ScriptClock
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager
-from samestep.training.checkpoint.newest import SelectedCheckpoint, choose_on_all, is_bare, newest_valid
-from samestep.training.checkpoint.retention import set_aside_later
+from samestep.training.checkpoint.newest import (
+    SelectedCheckpoint,
+    choose_on_all,
+    is_bare,
+    newest_valid,
+    set_aside_later,
+)
+from samestep.training.checkpoint.scripts import load_state
 from samestep.training.checkpoint.snapshot import AVERAGE, MODEL
-from samestep.training.checkpoint.weights import load_state
-from samestep.training.loop.callbacks import Callbacks, stop_request
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
-from samestep.training.loop.parallel_step import LocalBatch, LocalBatches
 from samestep.training.loop.precision import machine_has_bf16
 from samestep.training.loop.progress import ConsoleDisplay, Display
-from samestep.training.loop.training_loop import Training
+from samestep.training.loop.step import LocalBatch, LocalBatches
+from samestep.training.loop.training_loop import Callbacks, Training, stop_request
 from samestep.training.networks import build
-from samestep.training.output.loggers.logger import with_loggers
+from samestep.training.output.loggers import with_loggers
 from samestep.training.output.profile import Profiler
-from samestep.training.output.result import Result
-from samestep.training.output.run_folder import RunFolder, Sink
-from samestep.training.output.run_lock import RESTART_S, RunLock
+from samestep.training.output.run_folder import RESTART_S, Result, RunFolder, RunLock, Sink
 from samestep.training.recipes.resolve import ResolvedConfig
 
 Loading: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -261,7 +263,9 @@ def _outputs(
         folder = RunFolder(resolved.out, display.note)
         if not resolved.resume:
             folder.write_config(resolved.config())
-        skipped = _set_aside_later(folder.checkpoints, training) if resolved.resume else None
+        skipped = None
+        if resolved.resume:
+            _, skipped = set_aside_later(folder.checkpoints, than=training.journal.steps)
         warnings = [line for line in (skipped, unlocked) if line is not None]
         for line in [*_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
@@ -271,12 +275,6 @@ def _outputs(
 
     world.on_main(open_here)
     return next(iter(opened), (Sink(), Display()))
-
-
-def _set_aside_later(checkpoints: Path, training: Training) -> str | None:
-    """Set aside the checkpoints after the restored one; return a warning about those of other runs."""
-    _, warning = set_aside_later(checkpoints, than=training.journal.steps)
-    return warning
 
 
 def _resume_lines(

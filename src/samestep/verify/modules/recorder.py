@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from samestep.autopilot.script.call_account import calling_site, is_user_code
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.verify.modules.module_record import Call, Gradient, Role, Value
@@ -60,7 +60,7 @@ class ModuleRecorder:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Record for the duration of a block."""
-        with attached(verify_declarations.RECORDED_CALL, named(self._wrap)):
+        with attached(declarations.RECORDED_CALL, named(self._wrap)):
             yield
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.optim.optimizer import Optimizer
 
 from samestep.base.units import counted
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Call, Check, in_words
@@ -41,7 +41,7 @@ class EvaluationModeKept(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {verify_declarations.MODE_SET: wrapping(self._set_mode)}
+        return {declarations.MODE_SET: wrapping(self._set_mode)}
 
     def _set_mode(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if module in self._modes:
@@ -109,7 +109,7 @@ class TrainingModeInEvaluation(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {verify_declarations.BATCH_SOURCE: wrapping(self._next)}
+        return {declarations.BATCH_SOURCE: wrapping(self._next)}
 
     def _next(self, original: Callable[..., Any], iterator: Any) -> Any:
         batch = original(iterator)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from samestep.base.units import counted
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
@@ -72,7 +72,7 @@ class ParameterUse(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {verify_declarations.PART_CALL: wrapping(self._call_part)}
+        return {declarations.PART_CALL: wrapping(self._call_part)}
 
     def _call_part(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and module._parameters and module.training:  # noqa: SLF001

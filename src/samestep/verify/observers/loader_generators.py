@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import is_script
 from samestep.verify.observers.check import Check, in_words
@@ -50,7 +50,7 @@ class LoaderGenerators(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {verify_declarations.DRAWING_FETCH: wrapping(self._fetch)}
+        return {declarations.DRAWING_FETCH: wrapping(self._fetch)}
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         worker = get_worker_info()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
@@ -47,9 +47,9 @@ class LossScaling(Check):
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
         return {
-            verify_declarations.SCALER_STEP: wrapping(self._step),
-            verify_declarations.SCALER_UNSCALE: wrapping(self._unscale),
-            **dict.fromkeys(verify_declarations.CLIPS, wrapping(self._clip)),
+            declarations.SCALER_STEP: wrapping(self._step),
+            declarations.SCALER_UNSCALE: wrapping(self._unscale),
+            **dict.fromkeys(declarations.CLIPS, wrapping(self._clip)),
         }
 
     def _step(

@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler
 
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Check, in_words
@@ -42,8 +42,8 @@ class SamplerEpochs(Check):
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
         return {
-            verify_declarations.EPOCH_BEGIN: wrapping(self._begin),
-            verify_declarations.BATCH_INDICES: wrapping(self._next_indices),
+            declarations.EPOCH_BEGIN: wrapping(self._begin),
+            declarations.BATCH_INDICES: wrapping(self._next_indices),
         }
 
     def _begin(self, original: Callable[[Any], Any], loader: Any) -> Any:

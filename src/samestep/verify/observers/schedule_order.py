@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from samestep.hooks import verify_declarations
+from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Check, in_words
@@ -42,8 +42,8 @@ class ScheduleOrder(Check):
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
         return {
-            **dict.fromkeys(verify_declarations.SCHEDULE_STEPS, wrapping(self._step_schedule)),
-            verify_declarations.SCALER_STEP: wrapping(self._step_scaler),
+            **dict.fromkeys(declarations.SCHEDULE_STEPS, wrapping(self._step_schedule)),
+            declarations.SCALER_STEP: wrapping(self._step_scaler),
         }
 
     def _step_scaler(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,8 +2,18 @@
 
 import pytest
 
-from samestep.base.machine.cgroup import cpu_limit, memory_limit
-from samestep.base.machine.description import CpuShare, cpu_share, enough_for_all, machine, package_version
+from samestep.base.machine.description import (
+    Core,
+    CpuShare,
+    cores,
+    cpu_limit,
+    cpu_share,
+    enough_for_all,
+    gpu_nodes,
+    machine,
+    memory_limit,
+    package_version,
+)
 
 
 @pytest.fixture
@@ -85,12 +95,12 @@ def test_without_the_kernels_files_nothing_is_limited(tmp_path):
 
 def test_hardware_threads_of_one_core_count_as_one_cpu(tmp_path):
     for cpu in range(8):
-        folder = tmp_path / f"cpu{cpu}/topology"
+        folder = tmp_path / f"cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
 
     def share(*allowed):
-        return cpu_share(allowed=allowed, machine_cpus=8, proc=tmp_path, sys_cpu=tmp_path)
+        return cpu_share(allowed=allowed, machine_cpus=8, proc=tmp_path, system=tmp_path)
 
     assert share(*range(8)).usable == 4
     assert share(0, 4).usable == 1
@@ -100,14 +110,14 @@ def test_hardware_threads_of_one_core_count_as_one_cpu(tmp_path):
 
 def test_a_quota_below_the_affinity_mask_limits_the_cpus(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "250000 100000\n"})
-    share = cpu_share(allowed=range(8), machine_cpus=8, proc=proc, sys_cpu=tmp_path)
+    share = cpu_share(allowed=range(8), machine_cpus=8, proc=proc, system=tmp_path)
     assert share.usable == 2
     assert share.limited_by == f"cgroup quota of 2.5 CPUs in {tmp_path / 'cg/job/cpu.max'}"
 
 
 def test_a_quota_below_one_cpu_counts_as_one(kernel, tmp_path):
     proc = kernel("0::/job\n", V2, {"cg/job/cpu.max": "50000 100000\n"})
-    assert cpu_share(allowed=[0], machine_cpus=8, proc=proc, sys_cpu=tmp_path).usable == 1
+    assert cpu_share(allowed=[0], machine_cpus=8, proc=proc, system=tmp_path).usable == 1
 
 
 def test_the_description_of_this_machine_has_cpus_memory_and_versions():
@@ -122,13 +132,13 @@ def test_the_description_of_this_machine_has_cpus_memory_and_versions():
 def slurm(tmp_path):
     """Return a function that computes the CPU share of a Slurm task on 8 cores with 2 threads each."""
     for cpu in range(16):
-        folder = tmp_path / f"cpu{cpu}/topology"
+        folder = tmp_path / f"cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
 
     def share(**variables):
         return cpu_share(
-            allowed=range(16), machine_cpus=16, proc=tmp_path, sys_cpu=tmp_path, environment=variables
+            allowed=range(16), machine_cpus=16, proc=tmp_path, system=tmp_path, environment=variables
         )
 
     return share
@@ -174,3 +184,86 @@ def share(*allowed, **limits):
 )
 def test_cpus_are_enough_if_each_process_has_one_of_its_own(shares, enough):
     assert enough_for_all(shares) == enough
+
+
+@pytest.fixture
+def kernel_files(tmp_path):
+    """Write files below a root, given as path and text."""
+
+    def write(files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return write
+
+
+def two_nodes():
+    """Return the files of two nodes with four cores each; CPUs 8 to 15 are the second threads."""
+    files = {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)}
+    return files | {"node/node0/cpulist": "0-3,8-11\n", "node/node1/cpulist": "4-7,12-15\n"}
+
+
+def test_hardware_threads_are_grouped_by_core(kernel_files):
+    found = cores(range(16), system=kernel_files(two_nodes()))
+
+    assert found[0] == Core(0, (0, 8))
+    assert [core.node for core in found] == [0] * 4 + [1] * 4
+
+
+def test_only_allowed_cpus_are_listed(kernel_files):
+    assert cores({1, 12, 4}, system=kernel_files(two_nodes())) == (Core(0, (1,)), Core(1, (4, 12)))
+
+
+def test_cores_are_ordered_by_node_if_cpu_numbers_alternate_between_nodes(kernel_files):
+    files = {"node/node0/cpulist": "0,2\n", "node/node1/cpulist": "1,3\n"}
+
+    assert cores(range(4), system=kernel_files(files)) == (
+        Core(0, (0,)),
+        Core(0, (2,)),
+        Core(1, (1,)),
+        Core(1, (3,)),
+    )
+
+
+def test_without_kernel_files_each_cpu_is_a_core(tmp_path):
+    assert cores({0, 1}, system=tmp_path) == (Core(0, (0,)), Core(0, (1,)))
+
+
+def gpus(*nodes):
+    files = {}
+    for minor, node in enumerate(nodes):
+        address = f"0000:{minor + 1:02x}:00.0"
+        files[f"proc/driver/nvidia/gpus/{address}/information"] = (
+            f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 97\nGPU UUID: \t GPU-{minor}{minor}-aa\n"
+            f"Device Minor: \t {minor}\n"
+        )
+        files[f"sys/bus/pci/devices/{address}/numa_node"] = f"{node}\n"
+    return files
+
+
+@pytest.mark.parametrize(
+    ("visible", "nodes"),
+    [
+        (None, (0, 0, 1, 1)),
+        ("2,0", (1, 0)),
+        ("GPU-33-aa,GPU-00", (1, 0)),
+        ("7", ()),
+        ("MIG-5", ()),
+        ("", ()),
+    ],
+)
+def test_the_nodes_of_visible_gpus_are_read(kernel_files, visible, nodes):
+    assert gpu_nodes(visible, root=kernel_files(gpus(0, 0, 1, 1)), opens=lambda _: True) == nodes
+
+
+def test_gpus_of_other_jobs_are_not_counted(kernel_files):
+    root = kernel_files(gpus(0, 0, 1, 1))
+
+    assert gpu_nodes("0,1", root=root, opens=lambda path: path.name in ("nvidia2", "nvidia3")) == (1, 1)
+
+
+def test_gpus_without_a_numa_node_have_no_nodes(kernel_files, tmp_path):
+    assert gpu_nodes(None, root=kernel_files(gpus(-1, -1)), opens=lambda _: True) == ()
+    assert gpu_nodes(None, root=tmp_path / "none") == ()

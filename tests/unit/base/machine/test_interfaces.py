@@ -41,15 +41,17 @@ def test_the_default_route_is_the_one_with_the_smallest_metric(tmp_path):
 
 def test_the_carrier_is_that_of_gloos_variable_else_of_the_route_else_of_the_name_else_the_default():
     among, default = [ETH, IB, LO], "eth0"
-    assert carrier(among, named="ib0,eth0", source="10.0.0.2", own=None, default=default)[0] == IB
-    by_route = carrier(among, named="", source="10.1.0.2", own="10.0.0.2", default=default)
+    assert carrier(among, named="ib0,eth0", source="10.0.0.2", by_host_name=None, default=default)[0] == IB
+    by_route = carrier(among, named="", source="10.1.0.2", by_host_name="10.0.0.2", default=default)
     assert by_route == (IB, "route to rank 0")
-    by_name = carrier(among, named="", source="127.0.0.1", own="10.1.0.2", default=default)
+    by_name = carrier(among, named="", source="127.0.0.1", by_host_name="10.1.0.2", default=default)
     assert by_name == (IB, "this host's name")
-    by_default = carrier(among, named="nonsense0", source="127.0.0.1", own="127.0.0.1", default=default)
+    by_default = carrier(
+        among, named="nonsense0", source="127.0.0.1", by_host_name="127.0.0.1", default=default
+    )
     assert by_default == (ETH, "default route")
-    assert carrier([LO, IB], named="", source=None, own="127.0.1.1", default=None)[0] == IB
-    assert carrier([LO], named="", source=None, own=None, default=None)[0] is None
+    assert carrier([LO, IB], named="", source=None, by_host_name="127.0.1.1", default=None)[0] == IB
+    assert carrier([LO], named="", source=None, by_host_name=None, default=None)[0] is None
 
 
 def test_the_source_address_towards_a_host_is_found_without_sending():

@@ -1,14 +1,29 @@
+import errno
+import importlib
+import os
+import secrets
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from samestep.base.errors import UsageError, WorldError
 from samestep.launch.job import Program
 from samestep.launch.local import hosting
-from samestep.launch.local.hosting import Ending, _in_its_own_words, ending_of, exited, release_program
+from samestep.launch.local.hosting import (
+    Ending,
+    _in_its_own_words,
+    ending_of,
+    exited,
+    release_program,
+    unload_shadowed,
+    write_failure,
+)
+from support.systems import small_file_system
 
 
 @pytest.mark.parametrize(
@@ -182,3 +197,97 @@ def test_nothing_is_released_without_a_hosted_program(monkeypatch):
     release_program()
 
     assert program.value == 1
+
+
+@pytest.fixture
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+@pytest.mark.usefixtures("_modules")
+@pytest.mark.parametrize("file", ["secrets.py", "secrets/__init__.py"])
+def test_a_module_of_the_program_comes_before_a_loaded_one(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("KEY = 1\n")
+    assert unload_shadowed(str(tmp_path)) == ["secrets"]
+    spec = importlib.machinery.PathFinder.find_spec("secrets", [str(tmp_path)])
+    assert "secrets" not in sys.modules
+    assert spec is not None
+    assert spec.origin == str(tmp_path / file)
+
+
+@pytest.mark.usefixtures("_modules")
+def test_modules_of_a_hidden_package_are_unloaded(tmp_path: Path) -> None:
+    (tmp_path / "email.py").write_text("")
+    importlib.import_module("email.utils")
+    assert unload_shadowed(str(tmp_path)) == ["email"]
+    assert not [name for name in sys.modules if name.partition(".")[0] == "email"]
+
+
+@pytest.mark.usefixtures("_modules")
+@pytest.mark.parametrize(
+    "file",
+    [
+        "sys.py",  # built in
+        "abc.py",  # frozen, or loaded at the start
+        "os.py",
+        "torch.py",
+        "samestep/__init__.py",
+        "__main__.py",
+        "secrets/key.py",  # a folder without __init__.py comes after the library
+        "secrets.txt",
+        "not_loaded.py",
+    ],
+)
+def test_other_modules_stay(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    before = dict(sys.modules)
+    assert unload_shadowed(str(tmp_path)) == []
+    assert sys.modules == before
+
+
+@pytest.mark.usefixtures("_modules")
+def test_a_loaded_module_of_the_same_folder_stays(tmp_path: Path) -> None:
+    assert "secrets" not in unload_shadowed(str(Path(secrets.__file__).parent))
+    assert unload_shadowed(str(tmp_path / "absent")) == []
+
+
+def error_of(act):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one depends on torch
+        act()
+    return caught.value
+
+
+def test_the_report_of_a_full_disk_has_the_file(tmp_path):
+    with small_file_system(tmp_path / "disk", "64k"):
+        weights, lines = tmp_path / "disk" / "weights.pt", tmp_path / "disk" / "lines.txt"
+
+        def save():
+            torch.save({"w": torch.zeros(1 << 16)}, weights)
+
+        def save_open():
+            with weights.open("wb") as file:
+                torch.save({"w": torch.zeros(1 << 16)}, file)
+
+        def write():
+            with lines.open("w") as stream:
+                stream.write("x" * (1 << 20))
+                stream.flush()
+
+        for act, path in ((save, weights), (save_open, weights), (write, lines)):
+            error = error_of(act)
+            assert write_failure(error) == f"cannot write to {path}: {os.strerror(errno.ENOSPC)}"
+            assert ending_of(error).unwritten == write_failure(error)
+
+
+def test_a_failed_write_is_found_as_the_cause_of_another_error_and_other_errors_are_none():
+    def chained():
+        try:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/data/file")
+        except OSError as error:
+            raise RuntimeError("the logger failed") from error
+
+    assert write_failure(error_of(chained)) == f"cannot write to /data/file: {os.strerror(errno.EROFS)}"
+    assert write_failure(FileNotFoundError(errno.ENOENT, "no", "/data/file")) == ""
+    assert write_failure(ValueError("inline_container")) == ""

@@ -1,10 +1,22 @@
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from samestep.base.polling import holds_within
 from samestep.launch.job import STDERR, STDOUT, Logs, Std
-from samestep.launch.local.output import Route, Stream, log_folder, route
+from samestep.launch.local import output
+from samestep.launch.local.output import (
+    OutputFlush,
+    Route,
+    Stream,
+    flush_buffers,
+    log_folder,
+    route,
+    withdraw,
+)
 
 FOLDER = Path("logs/r/attempt_0/1")
 
@@ -125,3 +137,65 @@ def test_on_a_full_disk_output_is_still_printed_and_the_error_is_reported_once(c
     shown = capfdbinary.readouterr()
     assert shown.out == b"[rank0]: a\n[rank0]: b\n"
     assert shown.err.count(b"/dev/full") == 1
+
+
+class Counting(io.TextIOWrapper):
+    """A program's own stream, whose code must not run."""
+
+    flushed = 0
+
+    def flush(self):
+        self.flushed += 1
+
+
+@pytest.fixture
+def flush(monkeypatch):
+    """Yield the requests for two workers, where this process may be one of them."""
+    monkeypatch.setattr(output, "_here", [])
+    made = OutputFlush(2)
+    yield made
+    made.close()
+
+
+def test_a_worker_writes_its_output_and_files_when_it_is_asked(flush, tmp_path):
+    if (pid := os.fork()) == 0:
+        flush.use_here(1)
+        sys.stdout = (tmp_path / "out").open("w")
+        log = (tmp_path / "log").open("w")
+        print("a line")
+        log.write("in a file")
+        (tmp_path / "ready").touch()
+        while True:  # a program that goes on
+            sum(range(1000))
+    assert holds_within((tmp_path / "ready").exists, 20)
+    assert [flush.is_awaited(worker) for worker in (0, 1)] == [False, True]
+    assert (tmp_path / "log").read_text() == ""
+
+    flush.request()
+
+    assert holds_within(lambda: not flush.is_awaited(1), 20)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "out").read_text() == "a line\n"
+    assert (tmp_path / "log").read_text() == "in a file"
+
+
+def test_a_worker_that_is_replaced_by_a_program_is_not_awaited(flush):
+    if (pid := os.fork()) == 0:
+        flush.use_here(0)
+        withdraw()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+    assert not flush.is_awaited(0)
+
+
+def test_streams_of_the_programs_classes_are_left_out(monkeypatch, tmp_path):
+    own = Counting(io.BytesIO())
+    monkeypatch.setattr(sys, "stdout", own)
+    monkeypatch.setattr(sys, "stderr", None)
+    with (tmp_path / "log").open("w") as log:
+        log.write("in a file")
+        flush_buffers()
+        assert (tmp_path / "log").read_text() == "in a file"
+    assert own.flushed == 0

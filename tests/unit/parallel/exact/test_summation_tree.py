@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.parallel.exact.summation_tree import TreeSum, siblings, whole_nodes
-from samestep.parallel.sharding.share import share
+from samestep.parallel.sharding import share
 
 
 class Symbol:

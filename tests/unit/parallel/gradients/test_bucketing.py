@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.parallel.gradients.bucket_layout import Item, plan_buckets
+from samestep.parallel.gradients.bucketed import Item, plan_buckets
 
 items = st.lists(st.builds(Item, st.integers(0, 100), st.sampled_from(["a", "b"])), max_size=40)
 limits = st.integers(1, 150)

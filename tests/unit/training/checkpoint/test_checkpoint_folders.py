@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samestep.base.unfinished_names import IDENTITY_FILE, hidden_name
+from samestep.base.record import IDENTITY_FILE, hidden_name
 from samestep.training.checkpoint.checkpoint_folders import (
     OwnedFolders,
     delete,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from samestep.base.errors import UsageError
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.training.data.augmentation import (
     Cutout,
     RandomCrop,

@@ -6,7 +6,7 @@ import torch
 from samestep.base.errors import DataError, UsageError
 from samestep.base.machine.description import cpu_share
 from samestep.base.place import Place
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.loader import ImageLoader, LoaderOptions, loading_processes
 from support.image_sets import as_read, random_images

@@ -5,7 +5,7 @@ import torch
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.training.data.augmentation import parse_augment
 from samestep.training.data.loader import ImageLoader, LoaderOptions
 from samestep.training.data.sets.registry import load

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.training.loop.compiling import compiled, in_memory_format
+from samestep.training.loop.learner import in_memory_format
+from samestep.training.loop.step import compiled
 from samestep.training.settings import Settings
 
 USUAL = "clang++" if sys.platform == "darwin" else "g++"

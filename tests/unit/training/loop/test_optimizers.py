@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from samestep.training.loop.optimizers import build_optimizer
+from samestep.training.loop.learner import build_optimizer
 from samestep.training.settings import Settings
 
 OPTIONS = [

@@ -11,10 +11,10 @@ from samestep.base.errors import CheckpointError, UsageError
 from samestep.observe.clock.instants import HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
-from samestep.parallel.sharding.position import Position
+from samestep.parallel.sharding import Position
 from samestep.ranks.world.solo import SoloWorld
 from samestep.training.data.loader import Batch
-from samestep.training.loop.optimizers import build_optimizer, build_schedule
+from samestep.training.loop.learner import build_optimizer, build_schedule
 from samestep.training.loop.precision import Precision, machine_has_bf16
 from samestep.training.loop.step import ReplicatedStep
 from samestep.training.settings import Settings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
-from samestep.training.loop.optimizers import build_schedule, factor_of
+from samestep.training.loop.learner import build_schedule, factor_of
 from samestep.training.settings import Settings
 
 FEW = examples(max_examples=25)  # each takes steps of an optimizer

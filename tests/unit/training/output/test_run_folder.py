@@ -1,12 +1,21 @@
 """A run folder is checked before work starts, and a run without a result did not finish."""
 
+import errno
+import fcntl
 import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.training.output.result import Result
-from samestep.training.output.run_folder import RunFolder
+from samestep.training.output.run_folder import LOCK_FILE, LineFiles, Result, RunFolder, RunLock
+from support.systems import small_file_system
 
 RESULT = Result(
     accuracy=0.5,
@@ -120,3 +129,172 @@ def test_a_run_that_cannot_be_resumed_is_refused_with_the_file(tmp_path, holds, 
 
     with pytest.raises(UsageError, match=f"--resume {tmp_path}{message}"):
         RunFolder.reopen(tmp_path)
+
+
+def test_a_second_lock_is_refused_with_the_process_that_holds_it(tmp_path):
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    assert first.take() is None
+
+    with pytest.raises(UsageError) as refused:
+        second.take()
+
+    assert f"{os.getpid()} on {socket.gethostname()}" in str(refused.value)
+    first.close()
+    assert second.take() is None
+    second.close()
+
+
+@contextmanager
+def forked(act):
+    """Fork a process that calls `act` and then sleeps; yield its process id."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os.write(write, b".")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        os.close(write)
+        assert os.read(read, 1) == b"."
+        yield child
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
+    with forked(lambda: RunLock(tmp_path).take()) as child, pytest.raises(UsageError, match=str(child)):
+        RunLock(tmp_path).take()
+
+    lock = RunLock(tmp_path)
+    assert lock.take() is None
+    lock.close()
+
+
+def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
+    """A loading process can outlive its killed rank, whose restart must not be refused."""
+    lock, again = RunLock(tmp_path), RunLock(tmp_path)
+    lock.take()
+    with forked(lambda: None):
+        lock.close()
+        assert again.take() is None
+    again.close()
+
+
+def test_a_restart_waits_for_the_lock_of_the_previous_process(tmp_path):
+    before = RunLock(tmp_path)
+    before.take()
+    threading.Timer(0.2, before.close).start()
+
+    after = RunLock(tmp_path, wait_s=20)
+
+    assert after.take() is None
+    after.close()
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = RunLock(tmp_path)
+
+    assert str(tmp_path) in lock.take()
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+    lock.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+def test_a_fifo_folder_or_link_in_place_of_the_lock_file_is_refused(tmp_path, kind):
+    path = tmp_path / LOCK_FILE
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        (tmp_path / "mine").write_text("mine")
+        path.symlink_to(tmp_path / "mine")
+
+    with pytest.raises(UsageError, match=LOCK_FILE):
+        RunLock(tmp_path).take()
+
+    assert kind != "link" or (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.fixture
+def messages():
+    return []
+
+
+def test_lines_are_kept_in_order_until_the_file_can_be_written(tmp_path, messages):
+    path = tmp_path / "metrics.jsonl"
+    files = LineFiles(messages.append)
+    files.append(path, ["1\n"])
+    path.rename(tmp_path / "before")
+    path.mkdir()
+    files.append(path, ["2\n"])
+    files.append(path, ["3\n"])
+    assert len(messages) == 1
+    assert str(path) in messages[0]
+    assert os.strerror(errno.EISDIR) in messages[0]
+    path.rmdir()
+    (tmp_path / "before").rename(path)
+    files.append(path, ["4\n"])
+    assert path.read_text() == "1\n2\n3\n4\n"
+    assert len(messages) == 2
+    files.close()
+    assert len(messages) == 2
+
+
+def test_lines_that_are_never_written_are_counted_at_the_end(tmp_path, messages):
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    files = LineFiles(messages.append, most=4)
+    files.append(path, ["1\n", "2\n", "3\n"])
+    files.close()
+    assert len(messages) == 2
+    assert "3 lines" in messages[-1]
+    assert os.strerror(errno.EISDIR) in messages[-1]
+
+
+def test_lines_beyond_the_limit_are_counted_and_the_rest_is_written(tmp_path, messages):
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    files = LineFiles(messages.append, most=4)
+    files.append(path, ["1\n", "2\n", "3\n"])
+    path.rmdir()
+    files.close()
+    assert path.read_text() == "1\n2\n"
+    assert "1 line" in messages[-1]
+
+
+def test_a_full_disk_leaves_no_partial_line(tmp_path, messages):
+    with small_file_system(tmp_path / "disk", "64k") as grow:
+        path = tmp_path / "disk" / "metrics.jsonl"
+        files = LineFiles(messages.append)
+        lines = [f"{number} {'x' * 1000}\n" for number in range(100)]
+        for line in lines[:90]:
+            files.append(path, [line])
+        whole = path.read_text().splitlines(keepends=True)
+        assert whole == lines[: len(whole)]
+        assert len(whole) < 90
+        assert os.strerror(errno.ENOSPC) in messages[0]
+        grow("1m")
+        files.append(path, lines[90:])
+        assert path.read_text().splitlines(keepends=True) == lines
+
+
+def test_a_deleted_run_folder_does_not_end_a_run(tmp_path, messages):
+    folder = RunFolder(tmp_path / "run", messages.append)
+    folder.path.mkdir()
+    folder.steps([{"step": 1}])
+    shutil.rmtree(folder.path)
+    folder.steps([{"step": 2}])
+    folder.ranks([{"step": 2}])
+    folder.evaluation({"step": 2})
+    folder.close()
+    assert len(messages) == 6

@@ -1,1 +1,1 @@
-"""The named data sets, one file each."""
+"""The named data sets."""

@@ -96,7 +96,7 @@ def load_arrays(content: bytes, where: str) -> Any:
         ) from None
 
 
-RECORD = 1 + 3 * 32 * 32
+RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
 _BATCH_BYTES = 10_000 * RECORD + (1 << 20)
 """Maximum bytes of a batch; the python form has file names besides the records."""
 _BATCHES: Mapping[str, str] = {
@@ -110,16 +110,8 @@ _BATCHES: Mapping[str, str] = {
 """The sha256 of each batch's records."""
 
 _CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 
 _ARCHIVE = PublishedFile(
@@ -229,8 +221,12 @@ def members(archive: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             # A sparse member of some bytes can have any nominal size.
-            found = [one for one in tar if one.isfile() and not one.issparse() and one.size <= _BATCH_BYTES]
-            files = {one.name: tar.extractfile(one) for one in found}
+            batches = [
+                member
+                for member in tar
+                if member.isfile() and not member.issparse() and member.size <= _BATCH_BYTES
+            ]
+            files = {member.name: tar.extractfile(member) for member in batches}
             return {Path(name).stem: file.read() for name, file in files.items() if file is not None}
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{archive} is damaged or no tar archive ({error}). Download it again.") from None
@@ -265,8 +261,8 @@ def _is_binary(content: bytes) -> bool:
 def _locate(names: list[str], data_dir: Path) -> tuple[dict[str, Path], Path | None]:
     """Return the files of the batches, or else an archive that contains them."""
     places = published.folders_of(data_dir, _FOLDERS)
-    found = {name: published.first_existing(places, [name + form for form in _FORMS]) for name in names}
-    whole = {name: path for name, path in found.items() if path is not None}
+    paths = {name: published.first_existing(places, [name + form for form in _FORMS]) for name in names}
+    whole = {name: path for name, path in paths.items() if path is not None}
     if len(whole) == len(names):
         return whole, None
     archive = published.first_existing(places, _ARCHIVES)

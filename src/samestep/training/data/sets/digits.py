@@ -2,8 +2,12 @@
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
 Repository, 1998; CC BY 4.0 (see ``embedded/README.md``).
+
+``python -m samestep.training.data.sets.digits DIR`` packs the original files again.
 """
 
+import lzma
+import sys
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -15,7 +19,7 @@ from samestep.training.data import published
 from samestep.training.data.image_set import ImageSet, Split
 from samestep.training.data.published import PublishedFile
 
-_TRAIN, _ALL = 3823, 5620
+_TRAIN, _ALL = 3823, 5620  # samples of optdigits.tra, and with those of optdigits.tes
 _FILE = PublishedFile(
     name="optdigits",
     suffix=".xz",
@@ -65,3 +69,18 @@ class Digits:
 
 
 DIGITS = Digits()
+
+
+def pack(folder: Path) -> bytes:
+    """Return the samples of ``optdigits.tra`` and ``optdigits.tes``: all images, then all labels."""
+    parts = [
+        np.loadtxt(folder / name, delimiter=",", dtype=np.uint8)
+        for name in ("optdigits.tra", "optdigits.tes")
+    ]
+    rows = np.concatenate(parts)  # (samples, 64 pixels and the label)
+    return rows[:, :64].tobytes() + rows[:, 64].tobytes()
+
+
+if __name__ == "__main__":
+    packed = lzma.compress(pack(Path(sys.argv[1])), preset=9 | lzma.PRESET_EXTREME)
+    (DIGITS.find() / "optdigits.xz").write_bytes(packed)

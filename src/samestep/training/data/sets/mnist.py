@@ -81,10 +81,10 @@ def parse(content: bytes, path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     """
     header = 4 + 4 * dimensions
     magic = 0x0800 + dimensions
-    found = int.from_bytes(content[:4], "big")
-    if len(content) < header or found != magic:
+    number = int.from_bytes(content[:4], "big")
+    if len(content) < header or number != magic:
         raise DataError(
-            f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {found} "
+            f"{path} is not an idx file of bytes in {dimensions} dimension(s): it begins with {number} "
             f"({len(content):,} bytes in all), expected {magic}. Images and labels may be swapped."
         )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
@@ -103,17 +103,16 @@ def _read(path: Path, file: PublishedFile, dimensions: int) -> NDArray[np.uint8]
     return values
 
 
-def _files(*checksums: tuple[str, str]) -> dict[Split, tuple[PublishedFile, PublishedFile]]:
-    """Return the files of each split, by their published checksums and those of their contents, in order."""
+def _files(*checksums: str) -> dict[Split, tuple[PublishedFile, PublishedFile]]:
+    """Return the files of each split, in order: each has its checksum as published, then its content's."""
     left = iter(checksums)
 
     def file(name: str, content_bytes: int) -> PublishedFile:
-        sha256, content_sha256 = next(left)
         return PublishedFile(
             name=name,
             suffix=".gz",
-            sha256=sha256,
-            content_sha256=content_sha256,
+            sha256=next(left),
+            content_sha256=next(left),
             content_bytes=content_bytes,
         )
 
@@ -130,22 +129,14 @@ def _files(*checksums: tuple[str, str]) -> dict[Split, tuple[PublishedFile, Publ
 MNIST = IdxDataSet(
     name="mnist",
     files=_files(
-        (
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        ),
-        (
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        ),
-        (
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        ),
-        (
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
     classes=tuple("0123456789"),
     mean=0.13066047627384286,
@@ -160,22 +151,14 @@ MNIST = IdxDataSet(
 FASHION_MNIST = IdxDataSet(
     name="fashion-mnist",
     files=_files(
-        (
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        ),
-        (
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        ),
-        (
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        ),
-        (
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
     classes=(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),

@@ -1,4 +1,4 @@
-"""Lists the data sets by name; a new one needs a file in ``sets/`` and a line here."""
+"""Lists the data sets by name; a new one needs a module in ``sets/`` and a line here."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,10 +8,9 @@ from samestep.base.errors import UsageError
 from samestep.training.data.image_set import Images, ImageSet, Split
 from samestep.training.data.sets.cifar10 import CIFAR10
 from samestep.training.data.sets.digits import DIGITS
-from samestep.training.data.sets.folder import load_folder
 from samestep.training.data.sets.mnist import FASHION_MNIST, MNIST
+from samestep.training.data.sets.on_demand import load_folder, load_torchvision
 from samestep.training.data.sets.synthetic import load_synthetic
-from samestep.training.data.sets.torchvision import load_torchvision
 
 
 class DataSet(Protocol):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from samestep.base.errors import DataError, UsageError
-from samestep.training.data.embedded.pack import pack
 from samestep.training.data.image_set import ImageSet
 from samestep.training.data.sets import digits
 from samestep.training.data.sets.registry import DATA_SETS, load
@@ -35,7 +34,7 @@ def test_digits_are_loaded_without_other_files():
 
 
 def test_the_embedded_digits_equal_the_originals():
-    content = pack(shared_data("digits") / "digits")
+    content = digits.pack(shared_data("digits") / "digits")
     assert hashlib.sha256(content).hexdigest() == digits._FILE.content_sha256
 
 

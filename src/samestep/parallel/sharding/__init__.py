@@ -1,1 +1,0 @@
-"""Computes which samples each rank reads in each step, as pure functions."""

@@ -1,1 +1,0 @@
-"""The data set in the package, and the script that packed it."""
