@@ -47,7 +47,7 @@ def candidates(cores: int) -> list[Candidate]:
 
     One process with one thread and with all cores, a worker for each core, and powers of two between.
 
-    >>> [tuple(one) for one in candidates(4)], [tuple(one) for one in candidates(1)]
+    >>> [tuple(size) for size in candidates(4)], [tuple(size) for size in candidates(1)]
     ([(1, 1), (1, 4), (2, 2), (4, 1)], [(1, 1)])
     """
     powers = {2**k for k in range(cores.bit_length()) if cores % 2**k == 0}

@@ -80,7 +80,7 @@ class Variant:
 def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
     """Return all combinations of the settings in ``--compare`` that are flags of a verb, or known to all.
 
-    >>> [one.name for one in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
+    >>> [variant.name for variant in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
     ['sync=flat env:A=1', 'sync=flat env:A=2', 'sync=ddp env:A=1', 'sync=ddp env:A=2']
 
     Raises:
