@@ -25,7 +25,7 @@ from statistics import mean, median, stdev
 from typing import Any, NoReturn
 
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.scaling.analysis.confidence import student_t
+from samestep.scaling.analysis.points import student_t
 from support.nodes import Nodes
 
 SCRIPTS = Path(__file__).parent / "scripts"

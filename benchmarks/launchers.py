@@ -30,7 +30,7 @@ from statistics import mean, stdev
 import psutil
 
 from samestep.base.folders import absolute
-from samestep.scaling.analysis.confidence import student_t
+from samestep.scaling.analysis.points import student_t
 from support.commands import environment
 from support.nodes import Nodes
 from support.slurm import Slurm

@@ -24,9 +24,8 @@ from typing import NoReturn, TypeAlias
 
 from memory import keep_memory
 
-from samestep.scaling.analysis.confidence import student_t
-from samestep.scaling.analysis.rank_files import Run, read_ranks
-from samestep.scaling.analysis.run_steps import steady_steps
+from samestep.scaling.analysis.points import student_t
+from samestep.scaling.analysis.runs import Run, read_ranks, steady_steps
 
 SCRIPTS = Path(__file__).parent / "scripts"
 WORKERS = (1, 2)

@@ -14,9 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samestep.report.drawing import WIDTH
-from samestep.report.line_charts import LineChart, PointChart
-from samestep.report.scales import DataPoint
+from samestep.report.charts import LineChart, PointChart
+from samestep.report.drawing import WIDTH, DataPoint
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/image_classification.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-from samestep.report.write import HEADLESS, browser
+from samestep.report.page import HEADLESS, browser
 
 IMAGES = Path(__file__).parent / "images"
 WIDTHS = (1280, 400)

@@ -12,8 +12,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from samestep.cli.added_verbs import PACKAGES
-from samestep.cli.main import VERBS, application
+from samestep.cli.main import PACKAGES, VERBS, application
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Command reference: all options

@@ -7,8 +7,7 @@ import sys
 import pytest
 from shellingham import ShellDetectionFailure
 
-from samestep.cli.added_verbs import added_verbs
-from samestep.cli.main import VERBS, completed_words, run_command
+from samestep.cli.main import VERBS, added_verbs, completed_words, run_command
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.base.machine.description import cpu_share
 from samestep.scaling.analysis.study import read_study
-from samestep.scaling.report.rows import results
+from samestep.scaling.report.tables import results
 from support.forked_commands import samestep
 
 NATIVE = """

@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from samestep.doctor import gather as gathering
-from samestep.doctor.gather import agree_on_exit_code, gather
-from samestep.doctor.report import lines, record
+from samestep.doctor import report as reporting
+from samestep.doctor.report import agree_on_exit_code, gather, lines, record
 from samestep.doctor.results import Finding, RankResult, Result, ResultStore
 from support.stores import Memory
 
@@ -108,7 +107,7 @@ class Interrupted(ResultStore):
 
 
 def test_a_rank_that_exits_early_is_named(monkeypatch):
-    monkeypatch.setattr(gathering, "_GRACE_S", 0.3)
+    monkeypatch.setattr(reporting, "_GRACE_S", 0.3)
     memory = Memory()
 
     def rank_main(rank):
@@ -122,7 +121,7 @@ def test_a_rank_that_exits_early_is_named(monkeypatch):
 
 
 def test_waiting_for_rank_0_times_out(monkeypatch):
-    monkeypatch.setattr(gathering, "_GRACE_S", 0.0)
+    monkeypatch.setattr(reporting, "_GRACE_S", 0.0)
     with pytest.raises(TimeoutError, match="rank 0"):
         on_ranks(lambda _: gather(ResultStore(Memory()), examined(1, 2), wait_s=0.05), [1])
 

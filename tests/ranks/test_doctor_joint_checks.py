@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from samestep.base.errors import WorldError
-from samestep.doctor import joining, run_folder
+from samestep.doctor import checks, run_folder
 from samestep.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
 from samestep.doctor.results import ResultStore
 from samestep.ranks.world.protocol import SoloWorld
@@ -80,7 +80,7 @@ def joined(monkeypatch):
 
 def test_a_correct_sum_is_reported_with_its_time(joined):
     joined(SoloWorld())
-    part = joining.check(None)
+    part = checks.joining(None)
     assert part.findings == ()
     assert "a sum of 1 MiB over all takes" in part.rows[0][1]
 
@@ -91,7 +91,7 @@ def test_a_wrong_sum_is_a_finding_that_hurts(joined):
             tensor[7] = torch.nan
 
     joined(Lossy())
-    (finding,) = joining.check(None).findings
+    (finding,) = checks.joining(None).findings
     assert finding.hurts
     assert "wrong in 1 of" in finding.text
 
@@ -100,13 +100,13 @@ def test_the_reason_of_a_failed_join_is_reported_without_the_rank(joined):
     error = WorldError("rank 3 of 4 could not connect to the others: no such interface\nat 0x0")
     error.__cause__ = RuntimeError("no such interface\nat 0x0")
     joined(error=error)
-    (finding,) = joining.check(None).findings
+    (finding,) = checks.joining(None).findings
     assert finding.text == "The ranks cannot join each other as a training does: no such interface"
 
 
 def test_a_join_that_hangs_is_reported(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(joining, "_sum", lambda _: release.wait())
+    monkeypatch.setattr(checks, "_sum", lambda _: release.wait())
     try:
         (finding,) = run_check(replace(JOINING, timeout_s=0.01), None).findings
         assert "did not end within 0.01 s" in finding.text

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from samestep.scaling.analysis.points import from_times, measured
-from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.scaling.analysis.runs import RankFile, Run
 from samestep.scaling.analysis.study import Study
 from samestep.scaling.analysis.verdict import conclude
 

@@ -265,7 +265,7 @@ def _read_flags(content):
 
 def begin_flags():
     """Replace the functions that start processes, so that only the checks before are tested."""
-    import samestep.bench.synchronizers
+    import samestep.bench.step_times
     import samestep.cli
     import samestep.verify.verification
     from samestep.cli import bench, doctor, train, verify

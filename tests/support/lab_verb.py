@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from samestep.cli.added_verbs import GROUP, added_verbs
+from samestep.cli.main import GROUP, added_verbs
 
 
 def add_lab_verb() -> None:

@@ -16,8 +16,7 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
-from samestep.cli.added_verbs import PACKAGES
-from samestep.cli.main import VERBS, application
+from samestep.cli.main import PACKAGES, VERBS, application
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -25,7 +24,7 @@ from samestep.observe.clock.instants import ClockedStep, HostInstants
 from samestep.observe.clock.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.protocol import SoloWorld
-from samestep.scaling.analysis.rank_files import MACHINE
+from samestep.scaling.analysis.runs import MACHINE
 from samestep.scaling.analysis.study import PHASES, Loss, Point, Rank, Study, Verdict, Worth
 from samestep.training.output.run_folder import Result
 from samestep.training.output.step_journal import Journal

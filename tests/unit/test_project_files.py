@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.cli.added_verbs import PACKAGES
-from samestep.cli.main import VERBS
+from samestep.cli.main import PACKAGES, VERBS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted(

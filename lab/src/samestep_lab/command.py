@@ -15,7 +15,7 @@ from samestep.base.units import counted
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, option
-from samestep.report.write import write_text
+from samestep.report.page import write_text
 from samestep_lab.exercises.starters import EXERCISES, write_starter
 from samestep_lab.experiments.experiment import Experiment, Setup
 from samestep_lab.experiments.registry import EXPERIMENTS, check_workers

@@ -1,4 +1,4 @@
-"""Computes bandwidths from times, and finds the fastest algorithms by size.
+"""Computes bandwidths from times, finds the fastest algorithms by size, and formats them as tables.
 
 Bandwidths are defined as in NCCL's tests. The size is that of the whole tensor: of the result of an
 all-gather or a gather, of the input of a reduce-scatter or a scatter. ``algbw`` is size by time. ``busbw``
@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from statistics import median, quantiles
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from samestep.base.units import bytes_text, seconds_text
+from samestep.bench.request import ALONE
+from samestep.report.page import text_table
+
+if TYPE_CHECKING:
+    from samestep.bench.step_times import StepRow
 
 Spread: TypeAlias = tuple[float, float]
 """The first and the third quartile of some figures."""
@@ -76,13 +83,13 @@ def quartiles(times: Sequence[float]) -> Spread:
     return low, high
 
 
-def overlap(one: Spread, other: Spread) -> bool:
+def overlap(a: Spread, b: Spread) -> bool:
     """Return whether two spreads have a value in common, so that no difference is measured.
 
     >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((3.0, 4.0), (1.0, 2.0))
     (True, False)
     """
-    return one[0] <= other[1] and other[0] <= one[1]
+    return a[0] <= b[1] and b[0] <= a[1]
 
 
 def as_good(best_first: Sequence[_T], spread: Callable[[_T], Spread]) -> list[_T]:
@@ -91,8 +98,8 @@ def as_good(best_first: Sequence[_T], spread: Callable[[_T], Spread]) -> list[_T
     >>> as_good(["a", "b", "c"], {"a": (1.0, 2.0), "b": (1.5, 3.0), "c": (2.5, 3.5)}.__getitem__)
     ['a', 'b']
     """
-    best, *others = best_first
-    return [best, *(one for one in others if overlap(spread(one), spread(best)))]
+    best, *rest = best_first
+    return [best, *(candidate for candidate in rest if overlap(spread(candidate), spread(best)))]
 
 
 def fastest(rows: Sequence[Row]) -> dict[int, list[str]]:
@@ -112,8 +119,8 @@ def best_text(names: Sequence[str]) -> str:
     >>> best_text(["ring"]), best_text(["ring", "tree", "naive"])
     ('ring', 'no difference is measured between ring, tree and naive')
     """
-    *others, last = names
-    return f"no difference is measured between {', '.join(others)} and {last}" if others else last
+    *first_names, last = names
+    return f"no difference is measured between {', '.join(first_names)} and {last}" if first_names else last
 
 
 def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
@@ -134,3 +141,56 @@ def crossovers(rows: Sequence[Row]) -> list[tuple[int, list[str]]]:
         else:
             changes.append((nbytes, best))
     return changes
+
+
+_HEAD = ("size", "algorithm", "median", "quartiles", "algbw GB/s", "busbw GB/s")
+STEP_HEAD = ("synchronizer", "step", "exposed", "efficiency", "quartiles")
+
+
+def report_text(rows: Sequence[Row]) -> str:
+    """Return the table of a collective, and its fastest algorithms by size."""
+    return "\n".join([*table(rows), "", f"fastest: {fastest_text(rows)}"])
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table of all figures, fastest first within a size."""
+    body = []
+    shown = None
+    for row in sorted(rows, key=lambda row: (row.bytes, row.median_s)):
+        body.append(
+            (
+                "" if row.bytes == shown else bytes_text(row.bytes),
+                row.algorithm,
+                seconds_text(row.median_s),
+                " - ".join(map(seconds_text, row.spread_s)),
+                f"{row.algbw_bytes_per_s / 1e9:.3g}",
+                f"{row.busbw_bytes_per_s / 1e9:.3g}",
+            )
+        )
+        shown = row.bytes
+    return text_table(_HEAD, body)
+
+
+def fastest_text(rows: Sequence[Row]) -> str:
+    """Return the fastest algorithms by size, in one line."""
+    return "; ".join(f"{best_text(names)} from {bytes_text(nbytes)}" for nbytes, names in crossovers(rows))
+
+
+def step_cells(rows: Sequence["StepRow"]) -> list[tuple[str, ...]]:
+    """Return the cells of a table under `STEP_HEAD`, the fastest synchronizer first."""
+    return [
+        (
+            row.sync,
+            seconds_text(row.step_s),
+            "-" if row.exposed_sync_s is None else seconds_text(row.exposed_sync_s),
+            f"{row.efficiency:.0%}",
+            " - ".join(f"{quartile:.0%}" for quartile in row.efficiency_quartiles),
+        )
+        for row in sorted(rows, key=lambda row: -row.efficiency)
+    ]
+
+
+def fastest_synchronizer(rows: Sequence["StepRow"]) -> str:
+    """Return the synchronizer with the highest efficiency, or those that are as fast."""
+    ordered = sorted((row for row in rows if row.sync != ALONE), key=lambda row: -row.efficiency)
+    return best_text([row.sync for row in as_good(ordered, lambda row: row.efficiency_quartiles)])

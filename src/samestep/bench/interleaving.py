@@ -23,8 +23,11 @@ Call: TypeAlias = Callable[[int], object]
 """A call to time; its argument counts the calls of the block from 0."""
 
 BLOCK_S = 1e-3
+"""Seconds of a block, much longer than the difference between ranks that leave a barrier."""
 MOST_CALLS = 200
+"""Most calls of a block, however short they are."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
+"""Rounds: three have quartiles, and more than 200 do not change them."""
 
 
 def rounds_within(seconds: float, each: float) -> int:

@@ -1,20 +1,66 @@
 """Times all algorithms of one collective, size by size."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.base.units import bytes_text
-from samestep.bench.cases import COLLECTIVES, Algorithm, Collective
 from samestep.bench.figures import Row, figures
 from samestep.bench.interleaving import Call, timed_interleaved
 from samestep.bench.request import Request
+from samestep.ranks.collectives import algorithms
 from samestep.ranks.collectives.direct import DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
+
+Algorithm: TypeAlias = Callable[..., Any]
+"""An entry of `samestep.ranks.collectives.algorithms`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective, called with any of its algorithms."""
+
+    algorithms: Mapping[str, Algorithm]  # by name
+    part: Literal["whole", "row"]  # input of each rank: the whole tensor, or its own row of it
+    # calls an algorithm with world, tensor and root
+    call: Callable[[Algorithm, Any, Tensor, int], object]
+
+    def tensor(self, nbytes: int, size: int, device: torch.device) -> Tensor:
+        """Return an input tensor of zeros in float32, so that the whole has at least `nbytes` bytes."""
+        row = -(-nbytes // torch.float32.itemsize)
+        if self.part != "whole":
+            row = -(-row // size)
+        return torch.zeros(row, device=device)
+
+    def whole_bytes(self, tensor: Tensor, size: int) -> int:
+        """Return the bytes of the whole from the input of a rank."""
+        return tensor.nbytes * (size if self.part == "row" else 1)
+
+
+COLLECTIVES: Mapping[str, Collective] = {
+    "all_reduce": Collective(
+        algorithms=algorithms.ALL_REDUCE,
+        part="whole",
+        call=lambda algorithm, world, tensor, _: algorithm(world, tensor, "sum"),
+    ),
+    "broadcast": Collective(
+        algorithms=algorithms.BROADCAST,
+        part="whole",
+        call=lambda algorithm, world, tensor, root: algorithm(world, tensor, root),
+    ),
+    "all_gather": Collective(
+        algorithms=algorithms.ALL_GATHER,
+        part="row",
+        call=lambda algorithm, world, tensor, _: algorithm(world, tensor),
+    ),
+}
+"""The collectives by name."""
 
 
 def perform(
@@ -41,7 +87,7 @@ def perform(
     world, collective = on_one_host(joined), COLLECTIVES[request.collective]
     if algorithms is None:
         algorithms = collective.algorithms
-    here = {name: one for name, one in algorithms.items() if _is_available(name, joined, world)}
+    here = {name: algorithm for name, algorithm in algorithms.items() if _is_available(name, joined, world)}
     rows: dict[int, list[Row]] = {}
     for size in request.sizes:
         # Buffers hold zeros, since repeated sums of other numbers overflow.
@@ -51,7 +97,7 @@ def perform(
         if nbytes in rows:  # two sizes can be equal once rounded up to rows
             continue
         calls: dict[str, Call] = {
-            name: partial(_call, collective, one, world, tensor) for name, one in here.items()
+            name: partial(_call, collective, algorithm, world, tensor) for name, algorithm in here.items()
         }
         times = timed_interleaved(world, calls, seconds=request.seconds, finish=finisher(world.device))
         rows[nbytes] = [

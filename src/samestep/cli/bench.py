@@ -22,7 +22,7 @@ from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 
 if TYPE_CHECKING:
-    from samestep.bench.synchronizers import Problem
+    from samestep.bench.step_times import Problem
     from samestep.ranks.world.protocol import World
 
 
@@ -34,7 +34,7 @@ class Duration:
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0
 
 
-_STEP_DURATION = Duration(seconds=60.0)
+_STEP_DURATION = Duration(seconds=60.0)  # a step takes far longer than a collective
 
 bench = typer.Typer(help="Measure the time of collectives and of training steps on the present workers.")
 
@@ -92,7 +92,7 @@ def step(
         raise UsageError(f"--sync {unknown!r} is not one of {', '.join(SYNCS)}.")
     check_seconds("--seconds", duration.seconds)
     decision = _decide(start, duration)
-    from samestep.bench.synchronizers import Problem
+    from samestep.bench.step_times import Problem
 
     problem = Problem(model=model, batch_per_worker=batch_per_worker)
     flags = {"model": model, "batch_per_worker": batch_per_worker, "sync": sync, **asdict(duration)}
@@ -133,8 +133,8 @@ def _start_or_work(decision: Decision, arguments: Sequence[str], work: Callable[
 
 def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:
     """Measure a collective, as one of the workers."""
+    from samestep.bench.figures import report_text
     from samestep.bench.measurement import perform
-    from samestep.bench.text import report_text
     from samestep.ranks.world.join import join
 
     with join(threads=threads) as world:
@@ -148,8 +148,8 @@ def _measure_steps(
     problem: "Problem", names: list[str], *, seconds: float, threads: int | None, as_json: bool
 ) -> None:
     """Measure training steps, as one of the workers."""
+    from samestep.bench.figures import STEP_HEAD, fastest_synchronizer, step_cells
     from samestep.bench.step_times import measure
-    from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
     from samestep.ranks.world.join import join
     from samestep.report.page import text_table
 
@@ -170,7 +170,7 @@ def chosen_synchronizers(world: "World", names: list[str]) -> list[str]:
 
     If they cannot run one of them, rank 0 logs an error and the result is empty. All workers call this.
     """
-    from samestep.bench.synchronizers import NEEDS, ways_here
+    from samestep.bench.step_times import NEEDS, ways_here
 
     can = [name for name in ways_here(world) if name != ALONE]
     missing = next((name for name in names if name not in can), None)

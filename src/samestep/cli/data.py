@@ -45,10 +45,10 @@ def data(
 def _listed(data_dir: Path | None) -> list[dict[str, Any]]:
     from samestep.training.data.sets.registry import DATA_SETS
 
-    found = [(one, one.find(data_dir=data_dir)) for one in DATA_SETS.values()]
+    places = [(data_set, data_set.find(data_dir=data_dir)) for data_set in DATA_SETS.values()]
     return [
-        {"name": one.name, "about": one.about, "where": None if where is None else str(where)}
-        for one, where in found
+        {"name": data_set.name, "about": data_set.about, "where": None if where is None else str(where)}
+        for data_set, where in places
     ]
 
 
@@ -67,13 +67,13 @@ def _fetch(name: str, data_dir: Path | None) -> dict[str, Any]:
 
     if name not in DATA_SETS:
         raise UsageError(f"{name!r} cannot be fetched; the data sets are {', '.join(DATA_SETS)}.")
-    one = DATA_SETS[name]
-    files = one.fetch((data_dir or user_cache()) / name)
+    data_set = DATA_SETS[name]
+    files = data_set.fetch((data_dir or user_cache()) / name)
     size = sum(path.stat().st_size for path in files)
-    where = files[0].parent if files else one.find()
+    where = files[0].parent if files else data_set.find()
     return {
         "name": name,
-        "about": one.about,
+        "about": data_set.about,
         "state": f"{counted(len(files), 'file')}, {size / 1e6:.1f} MB, in {where}"
         if files
         else "bundled with samestep",

@@ -74,6 +74,6 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
 
 def _log_problems(report: Report) -> None:
     """Print the problems of this rank on stderr, because it could not send them to rank 0."""
-    (one,) = report.ranks
-    found = [finding.text for _, finding in report.findings if finding.hurts]
-    sys.stderr.write("".join(f"rank {one.rank} on {one.host}: problem: {text}\n" for text in found))
+    (rank,) = report.ranks
+    problems = [finding.text for _, finding in report.findings if finding.hurts]
+    sys.stderr.write("".join(f"rank {rank.rank} on {rank.host}: problem: {text}\n" for text in problems))

@@ -52,13 +52,13 @@ def common_first(commands: Mapping[str, Any]) -> None:
 
 
 def _put_first(command: Any, names: Sequence[str]) -> None:
-    options = {one.name: one for one in command.params}
+    options = {parameter.name: parameter for parameter in command.params}
     common = [options.pop(name) for name in names if name in options]
-    for one in common:
-        one.rich_help_panel = None
-    arguments = [one for one in options.values() if one.param_type_name == "argument"]
-    others = [one for one in options.values() if one.param_type_name != "argument"]
-    command.params = [*arguments, *common, *others]
+    for parameter in common:
+        parameter.rich_help_panel = None
+    arguments = [parameter for parameter in options.values() if parameter.param_type_name == "argument"]
+    rest = [parameter for parameter in options.values() if parameter.param_type_name != "argument"]
+    command.params = [*arguments, *common, *rest]
 
 
 def without_needless_types(command: Any, settings: Mapping[str, Any]) -> None:
@@ -71,11 +71,11 @@ def without_needless_types(command: Any, settings: Mapping[str, Any]) -> None:
         command: the command.
         settings: settings of its context; they have the names of its help option.
     """
-    for one in (*command.params, command.get_help_option(typer.Context(command, **settings))):
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-        if one.param_type_name == "argument" and one.nargs != 1:
-            one.display_type_rich = lambda ctx: ""  # noqa: ARG005 - typer calls it by this name
+    for parameter in (*command.params, command.get_help_option(typer.Context(command, **settings))):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        if parameter.param_type_name == "argument" and parameter.nargs != 1:
+            parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - typer calls it by this name
     for below in getattr(command, "commands", {}).values():
         without_needless_types(below, settings)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from errno import ENAMETOOLONG
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
 from samestep.base.signals import ended_by_interrupt
-from samestep.cli.added_verbs import added_verbs, missing_package, summary
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
@@ -36,6 +36,16 @@ VERBS: Mapping[str, str] = {
 Each verb is a function, or an application of several commands, with its name in ``samestep.cli.<verb>``. A
 ``SETTINGS`` there holds the settings of its context.
 """
+
+GROUP = "samestep.commands"
+"""The group of entry points by which other packages add verbs.
+
+An entry point has the name of a verb and names its application, such as ``lab = "samestep_lab.command:lab"``.
+The summary of the verb is that of its package, so that ``samestep --help`` lists it without importing it.
+"""
+
+PACKAGES: Mapping[str, str] = {"lab": "samestep-lab"}
+"""Verbs with the packages that add them, which can be missing."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
 _COMPLETE = "_SAMESTEP_COMPLETE"
@@ -92,7 +102,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return _complain(str(error), code=error.exit_code)
     except OSError as error:
         name = str(error.filename)
-        if error.errno != ENAMETOOLONG or not any(_is_about(one, name) for one in arguments):
+        if error.errno != ENAMETOOLONG or not any(_is_about(argument, name) for argument in arguments):
             raise
         return _complain(f"{name} is too long for a file name; give a shorter one.", code=2)
     except (KeyboardInterrupt, typer.Abort):
@@ -159,9 +169,25 @@ def _add_others(app: typer.Typer, verb: str | None) -> None:
         if name == verb:
             with ended_by_interrupt():
                 added = entry.load()
-            app.add_typer(added, name=name, short_help=summary(entry))
+            app.add_typer(added, name=name, short_help=_summary(entry))
         else:
-            app.command(name, short_help=summary(entry))(_not_loaded)
+            app.command(name, short_help=_summary(entry))(_not_loaded)
+
+
+def added_verbs() -> Mapping[str, EntryPoint]:
+    """Return the verbs that installed packages add, with their entry points."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _summary(verb: EntryPoint) -> str:
+    """Return the summary of the package that adds a verb."""
+    return verb.dist.metadata["Summary"] or "" if verb.dist else ""
+
+
+def _missing_package(verb: str | None) -> str | None:
+    """Return how to install the package that adds `verb`, if it is known; None for any other word."""
+    package = PACKAGES.get(verb or "")
+    return package and f"samestep {verb} is in a package of its own; install it: pip install {package}"
 
 
 def completed_words(environment: Mapping[str, str]) -> Sequence[str]:
@@ -192,7 +218,7 @@ def _prepare(verb: str | None, arguments: Sequence[str]) -> None:
         UsageError: the verb needs another system, or a package that is not installed.
     """
     if verb not in VERBS and verb not in added_verbs():
-        if missing := missing_package(verb):
+        if missing := _missing_package(verb):
             raise UsageError(missing)
         return
     try:

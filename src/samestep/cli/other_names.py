@@ -80,7 +80,7 @@ ANSWERS = {
 """Options that samestep does not have, each with what to do."""
 
 REMOVED_COMMANDS = {
-    "submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py",
+    "submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py"
 }
 """Commands that samestep had before 0.2, each with what to do."""
 
@@ -113,9 +113,9 @@ def answer_to(option: str, arguments: Iterable[str]) -> str | None:
     if option in ANSWERS:
         return f"there is no {option}: {ANSWERS[option]}."
     names = (word.partition("=")[0] for word in arguments)
-    given = next(
+    typed = next(
         (name for name in names if name != option and f"--{own_name(name.strip('-'))}" == option), ""
     )
-    if not given:
+    if not typed:
         return None
-    return f"there is no {given}, which is {option} of other commands of samestep; leave it out."
+    return f"there is no {typed}, which is {option} of other commands of samestep; leave it out."

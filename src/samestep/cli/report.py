@@ -12,15 +12,14 @@ from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.report import run_page
+from samestep.report.page import write_figures, write_pdf, write_text
 from samestep.report.read_run import names, read_run
-from samestep.report.run_page import NAME, charts
-from samestep.report.run_summary import headline, hints
-from samestep.report.write import write_figures, write_pdf, write_text
+from samestep.report.run_page import NAME, charts, headline, hints
 from samestep.scaling.analysis.study import seen_from_here
-from samestep.scaling.report.figures import charts as study_charts
+from samestep.scaling.report.page import charts as study_charts
 from samestep.scaling.report.page import write_study_page
 from samestep.scaling.report.sources import is_about_scaling, is_study, study_of
-from samestep.scaling.report.text import study_text, terminal_width
+from samestep.scaling.report.tables import study_text, terminal_width
 
 
 @grouped
@@ -70,10 +69,10 @@ def report(
         inform(write_pdf(path, output.pdf))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if output.as_json:
-        found = {
+        hints_of = {
             name: [asdict(hint) for hint in hints(run)] for name, run in zip(headlines, runs, strict=True)
         }
-        print(json_line({"page": str(path), "runs": headlines, "hints": found}))
+        print(json_line({"page": str(path), "runs": headlines, "hints": hints_of}))
         return
     for name, words in headlines.items():
         print(words if len(headlines) == 1 else f"{name}: {words}")

@@ -1,47 +1,142 @@
-"""Implements ``samestep run``, which runs a program on N workers."""
+"""Implements ``samestep run``, which runs a program on N workers, and the defaults of its options."""
 
 import shlex
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from samestep.autopilot.script.options import Options
+from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
+from samestep.base.config import read_toml, suggestion
 from samestep.base.console import inform, log
 from samestep.base.errors import UsageError
-from samestep.base.machine.accelerators import workers_per_node
+from samestep.base.machine.accelerators import accelerator_count, workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch
-from samestep.cli.options.auto_workers import choose
-from samestep.cli.options.declare import CLOCK_PANEL, WORKERS_PANEL, grouped, option, switch, with_flags_of
-from samestep.cli.options.defaults import Config
+from samestep.cli.options.declare import (
+    CLOCK_PANEL,
+    WORKERS_PANEL,
+    as_arguments,
+    grouped,
+    option,
+    switch,
+    with_flags_of,
+)
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
-from samestep.cli.options.serial import Mode, checked_mode, with_options
+from samestep.cli.options.serial import SPLIT, Mode, checked_mode, with_options
 from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
 from samestep.launch.source.flags import flags_of
+from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.run.decision import (
     Decision,
     banner,
     decide,
     dry_run_lines,
     oversubscription,
+    recognize_script,
     source_file,
     with_binding,
     with_checks,
     with_scratch,
 )
 from samestep.run.execution import execute
-from samestep.run.rerun import rerun_in_allocation
+from samestep.run.rerun import allocation, rerun_in_allocation
 from samestep.run.scale_hint import scale_hint
+
+PROJECT = "pyproject.toml"
+_TABLE = "tool.samestep"
+
+
+def defaults_in(path: Path, table: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return the values of `table` by the parameters of the context's command.
+
+    Raises:
+        UsageError: a key is not an option, or the option does not take its value.
+    """
+    options = {
+        name.lstrip("-"): parameter
+        for parameter in context.command.params
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+        for name in parameter.opts
+    }
+    values = {}
+    for key, value in table.items():
+        parameter: Any = options.get(own_name(key))
+        if parameter is None:
+            names = [name for name in options if len(name) > 1]
+            raise UsageError(f"{path}: there is no option {key!r}. {suggestion(own_name(key), names)}")
+        values[parameter.name] = _as_typed(value) if parameter.is_flag is isinstance(value, bool) else None
+        try:
+            if values[parameter.name] is None:
+                raise typer.BadParameter("give true or false" if parameter.is_flag else "give a value")
+            parameter.process_value(context, values[parameter.name])
+        except typer.TyperException as error:
+            text = str(getattr(error, "message", error)).rstrip(".")
+            raise UsageError(
+                f"{path}: {key} = {value!r} is not a value of --{own_name(key)}: {text}."
+            ) from None
+    return values
+
+
+def _as_typed(value: Any) -> Any:
+    """Return a value of the file as it is typed after a flag; None if it cannot be typed."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return None if isinstance(value, Mapping) else str(value)
+
+
+def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
+    """Give the options of a command the defaults of the project; return the file that they are in."""
+    if context.resilient_parsing:  # words are completed
+        return file
+    path = file or _project()
+    if path is None:
+        return None
+    table = read_toml(path)
+    if path.name == PROJECT:
+        table = table.get("tool", {}).get("samestep", {})
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{path}: samestep is a table: write [{_TABLE}] on a line of its own.")
+    context.default_map = defaults_in(path, table, context)
+    return path if table else None
+
+
+def _project() -> Path | None:
+    """Return the nearest ``pyproject.toml`` of the working folder, if it has a table for samestep."""
+    here = Path.cwd()
+    path = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
+    with suppress(OSError, ValueError):
+        if path is not None and f"[{_TABLE}]" in path.read_text(encoding="utf-8"):
+            return path
+    return None
+
+
+Config = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "Defaults of these options, a TOML file. Without it: the table tool.samestep of pyproject.toml.",
+        "",
+        is_eager=True,
+        callback=_set_defaults,
+    ),
+]
+"""The option of a file with defaults; its value is the file that has given some."""
+
 
 SETTINGS: Mapping[str, Any] = {
     # Everything after the program belongs to the program, even if it resembles an option of samestep.
-    "allow_interspersed_args": False,
+    "allow_interspersed_args": False
 }
 
 _OUTPUT = "Output"
@@ -141,7 +236,7 @@ def run(
     mode, threads = checked_mode(mode), start.threads
     if start.workers == launch.AUTO:
         flags = {"mode": mode, "bind": start.bind, "hang_timeout": start.hang_timeout}
-        job, threads = choose(job, flags, settings, dry_run=dry_run)
+        job, threads = _fastest_workers(job, flags, settings, dry_run=dry_run)
     if rerun_in_allocation(job, dry_run=dry_run):
         return
     decision = decide(job, mode=mode, threads=threads, master=rendezvous.master(), environment=env.snapshot())
@@ -188,18 +283,89 @@ def _refuse_misplaced(program: Program) -> None:
     """
     file, roots = source_file(program) if program.kind != "executable" else (None, [])
     words = [word.partition("=")[0] for word in program.args]
-    given = [
+    places = [
         at for at, word in enumerate(words) if word in ("-n", "--workers") or own_name(word[2:]) in _COUNTS
     ]
-    if not given or file is None or program.target == "samestep":
+    if not places or file is None or program.target == "samestep":
         return
-    its, word = flags_of(file, roots=roots), words[given[0]]
-    if its.parser is None and not its.reads_argv and not {word, word.replace("_", "-")} & set(its.literal):
-        flag = [one for one in program.args[given[0] : given[0] + 2] if one != "--"]
+    known, word = flags_of(file, roots=roots), words[places[0]]
+    if (
+        known.parser is None
+        and not known.reads_argv
+        and not {word, word.replace("_", "-")} & set(known.literal)
+    ):
+        flag = [argument for argument in program.args[places[0] : places[0] + 2] if argument != "--"]
         flag = flag[:1] if "=" in flag[0] else flag
-        rest = shlex.join([*program.args[: given[0]], *program.args[given[0] + len(flag) :]])
-        what = f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
+        rest = shlex.join([*program.args[: places[0]], *program.args[places[0] + len(flag) :]])
+        program_words = (
+            f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
+        )
         raise UsageError(
             f"{word} after {program.target} is passed to {program.target}, which has no such option. "
-            f"Put it before: samestep run {shlex.join(flag)} {what}"
+            f"Put it before: samestep run {shlex.join(flag)} {program_words}"
+        )
+
+
+def _fastest_workers(
+    job: Job, flags: Mapping[str, Any], settings: Mapping[str, Any], *, dry_run: bool
+) -> tuple[Job, int]:
+    """Return the job with the workers that are fastest, and their threads; exit after a dry run.
+
+    Args:
+        job: the job, without a number of workers.
+        flags: of the runs, such as the mode.
+        settings: the options for serial scripts.
+        dry_run: whether to print the runs, and start none.
+
+    Raises:
+        UsageError: there is more to choose than workers on one host's cores, or nothing could be measured.
+    """
+    # These modules read clock files, and start late.
+    from samestep.scaling.sweep import auto_workers
+    from samestep.scaling.sweep.local_runs import command, executed
+    from samestep.scaling.sweep.plan import in_lines
+
+    _refuse_tasks()
+    _refuse_other_programs(job, str(flags["mode"]))
+    if settings["device"] != "cpu" and (gpus := accelerator_count()):
+        raise UsageError(
+            f"-n auto chooses between processor cores, and this host has {gpus} GPUs. Give -n {gpus}, or "
+            "--device cpu."
+        )
+    among = auto_workers.candidates(cpu_share().usable)
+    of_script = {name: settings[name] for name in SPLIT if settings[name] != getattr(DEFAULTS, name)}
+    module = ["-m"] * (job.program.kind == "module")
+    words = [*as_arguments({**flags, **of_script}), *module, job.program.target, *job.program.args]
+    with tempfile.TemporaryDirectory(prefix="samestep-auto-", ignore_cleanup_errors=True) as folder:
+        trials = auto_workers.runs(among, words, Path(folder))
+        if dry_run:
+            print("\n".join(in_lines([trial for _, trial in trials], command)))
+            raise typer.Exit
+        measured = auto_workers.measure(
+            trials, lambda trial, limit_s: executed(trial, command(trial), limit_s=limit_s), inform
+        )
+    inform(auto_workers.in_words(among, measured))
+    chosen = auto_workers.fastest(among, measured)
+    return replace(job, workers=chosen.workers), chosen.threads
+
+
+def _refuse_tasks() -> None:
+    """Refuse tasks of a launcher, which are the workers."""
+    variables = env.snapshot()
+    launcher = detect(variables).launcher
+    if launcher != UNLAUNCHED or allocation(variables) is not None:
+        name = "Slurm" if launcher == UNLAUNCHED else launcher
+        raise UsageError(f"-n auto measures one host, and the tasks of {name} are the workers. Leave -n out.")
+
+
+def _refuse_other_programs(job: Job, mode: str) -> None:
+    """Refuse programs that are not a serial script, whose training changes with the number of workers."""
+    program = job.program
+    is_serial = mode == "autopilot"
+    if mode == "auto" and program.kind != "executable":
+        is_serial = recognize_script(program).kind == "serial"
+    if not is_serial:
+        raise UsageError(
+            f"-n auto is for serial scripts, whose training is the same on any number of workers, and "
+            f"{program.target} was not detected as one. Give -n a number."
         )

@@ -1,9 +1,9 @@
 """Implements ``samestep scale``, which measures speedup and efficiency on several numbers of workers."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,43 +14,44 @@ from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
+from samestep.cli.main import application
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import (
     JOBS_PANEL,
     RESULTS_PANEL,
     as_arguments,
-    given,
+    given_settings,
     grouped,
     option,
     switch,
     with_flags_of,
 )
-from samestep.cli.options.serial import Mode
+from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
 from samestep.cli.other_names import dashed
-from samestep.cli.scale_target import OF_SERIAL, Target, refuse_wrong_flags
+from samestep.launch.job import Program
+from samestep.launch.source.flags import flags_of
+from samestep.launchers.processors import checked as checked_binding
+from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
-from samestep.report.write import write_figures, write_pdf
+from samestep.run.decision import recognize_script, refuse_own_workers, source_file
 from samestep.scaling.analysis.study import Study, seen_from_here
-from samestep.scaling.report.figures import charts
-from samestep.scaling.report.text import study_text, terminal_width
-from samestep.scaling.sweep.execution import (
-    Frame,
-    default_folder,
-    own_folder,
-    refuse_taken,
-    source_of,
-)
+from samestep.scaling.report.page import charts
+from samestep.scaling.report.tables import study_text, terminal_width
+from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken, source_of
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
-from samestep.scaling.sweep.plan import Request, Scaling, plan, refuse_too_many
-from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
-from samestep.scaling.sweep.variants import compared_threads
-from samestep.submit.site_defaults import (
-    SITE_PANEL,
-    SIZE_PANEL,
-    SOFTWARE_PANEL,
-    SlurmSite,
-    site_of,
+from samestep.scaling.sweep.plan import (
+    Kind,
+    Request,
+    Scaling,
+    Variant,
+    compared_threads,
+    plan,
+    refuse_too_many,
+    variants,
 )
+from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
+from samestep.scaling.sweep.trial import SAMESTEP, Trial
+from samestep.submit.site_defaults import SITE_PANEL, SIZE_PANEL, SOFTWARE_PANEL, SlurmSite, site_of
 
 SETTINGS: Mapping[str, Any] = {
     "allow_interspersed_args": True,
@@ -62,6 +63,250 @@ SETTINGS: Mapping[str, Any] = {
 
 _SWEEP, _MEASUREMENT = "Sweep", "Measurement"
 _JOB_PANELS = (JOBS_PANEL, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
+
+_NOT_COMPARED = ("explain", "scratch", "seed")
+_OF_JOB = ("bind", "threads")
+_OF_SCRIPTS = ("mode", "short_calls", "device")
+_OF_TRAIN = ("--seed",)
+"""Options with another meaning in train; the other ones that train and scale share mean the same."""
+
+_NEW_TRAINING = "a new training in each run; leave it out"
+_OWN_RUNS = {
+    "--resume": _NEW_TRAINING,
+    "--eval-only": _NEW_TRAINING,
+    "--from": _NEW_TRAINING,
+    "--batch-per-worker": "the global batch; give --scaling weak instead",
+    "--clock": "each run's clock in the folder of the study; leave it out",
+    "--clock-steps": "the same number of steps in each run; give --steps instead",
+    "--clock-warm-up": "the same number in each run; give --warm-up instead",
+}
+"""Options of train that do not start a new training, or that scale sets itself, with what scale needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The program that a study runs."""
+
+    name: str  # the path of a script, or the name of a module or of a recipe
+    kind: Kind  # the kind of target
+    arguments: tuple[str, ...]  # its arguments
+    mode: str | None  # the value of ``--mode``; None if it was not given
+
+    @classmethod
+    def of(cls, name: str, arguments: Sequence[str], *, module: bool, mode: str | None) -> "Target":
+        """Return the target with this name.
+
+        Raises:
+            UsageError: it cannot run on several numbers of workers.
+        """
+        if name.startswith("-"):
+            raise UsageError(f"samestep scale has no option {name.partition('=')[0]}.")
+        if name in launch.LAUNCHERS and not Path(name).exists():
+            raise UsageError(
+                f"{name} is a launcher, but scale starts the workers itself; give the script. To compare "
+                "launchers, give --compare launcher=samestep,torchrun."
+            )
+        is_path = "/" in name or Path(name).suffix or Path(name).exists()
+        kind: Kind = "module" if module else "script" if is_path else "recipe"
+        target = cls(name=name, kind=kind, arguments=tuple(arguments), mode=mode)
+        if kind == "recipe":
+            target._check_recipe()
+        elif (program := target.program()) and mode in (None, "auto"):
+            refuse_own_workers(program, recognize_script(program), verb="scale")
+        return target
+
+    def program(self) -> Program:
+        """Return the script or module as a program."""
+        return launch.program(self.name, self.arguments, module=self.kind == "module")
+
+    def refuse_ambiguous(self, words: Sequence[str], flags: Collection[str]) -> None:
+        """Refuse one of scale's `flags` after the target, in the words of a command, that is possibly both's.
+
+        Raises:
+            UsageError: there is such an option; the message shows how to make the command unambiguous.
+        """
+        at = words.index(self.name) if self.name in words else len(words)
+        if "--" in words[:at]:
+            return
+        after = list(words[at + 1 :])
+        after = after[: after.index("--")] if "--" in after else after
+        shared = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
+        for name, why in self._claimed(shared):
+            of = "train" if self.kind == "recipe" else "the script"
+            module = "-m " if self.kind == "module" else ""
+            raise UsageError(
+                f"{name} is ambiguous: {why}. Put it before {self.name} for scale, or after -- for {of}: "
+                f"samestep scale -n 1,2 {module}-- {self.name} {name} ..."
+            )
+
+    def refuse_misplaced(self, flags: Mapping[str, Any], compares: Sequence[str]) -> None:
+        """Refuse options of ``run`` or in ``--compare`` that have no effect on the target, and wrong values.
+
+        Raises:
+            UsageError: there is such an option; the message names it.
+        """
+        names_given = [name for name, value in flags.items() if value is not None]
+        of_scripts = [name for name in names_given if name in _OF_SCRIPTS]
+        if self.kind == "recipe" and of_scripts:
+            raise UsageError(
+                f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
+            )
+        if flags["bind"] is not None:
+            checked_binding(str(flags["bind"]))
+        Options(**{name: flags[name] for name in names_given if name in SPLIT})
+        names = [*names_given, *(text.partition("=")[0].replace("-", "_") for text in compares)]
+        of_serial = [name for name in names if name in SPLIT and name not in OF_ALL]
+        if self.kind != "recipe" and of_serial and not self._is_serial():
+            raise UsageError(not_serial(of_serial[0], self.name))
+
+    def compared(self, texts: Sequence[str]) -> tuple[Variant, ...]:
+        """Return the variants of ``--compare``.
+
+        Raises:
+            UsageError: a variant is wrong.
+        """
+        compared = self._variants(texts)
+        if not self._spawns():
+            return compared
+        launchers = [variant.launcher for variant in compared if variant.launcher not in ("", SAMESTEP)]
+        if launchers:
+            raise UsageError(
+                f"--compare launcher={launchers[0]}: {self.name} starts its own workers, and several tasks "
+                "of another launcher would each start them. Leave it out."
+            )
+        return tuple(replace(variant, launcher=SAMESTEP) for variant in compared)
+
+    def limits_gpus(self) -> bool:
+        """Return whether a run should see one GPU for each worker, since their number decides on workers."""
+        return self._spawns() and not any("n}" in argument for argument in self.arguments)
+
+    def refuse_jobs(self) -> None:
+        """Refuse to submit jobs, whose tasks are the workers, for a script that starts its own workers.
+
+        Raises:
+            UsageError: it is such a script.
+        """
+        if self._spawns():
+            raise UsageError(
+                f"{self.name} starts its own workers, and the workers of --submit are tasks of Slurm. Call "
+                "samestep scale in an allocation (salloc, or a job script)."
+            )
+
+    def _variants(self, texts: Sequence[str]) -> tuple[Variant, ...]:
+        if not texts:
+            return (Variant(),)
+        verb, kinds = ("train", _settings()) if self.kind == "recipe" else ("run", (Options,))
+        names = [field.name for kind in kinds for field in fields(kind)]
+        flags = [name.replace("_", "-") for name in names if verb == "train" or name not in _NOT_COMPARED]
+        return variants(texts, verb=verb, flags=[*flags, *_OF_JOB])
+
+    def batch(self, scaling: str) -> int | None:
+        """Return the batch size of a recipe that grows with the workers; None for strong scaling.
+
+        Raises:
+            UsageError: the batch size is set in a file that only train reads.
+        """
+        if self.kind != "recipe" or scaling not in ("weak", "both"):
+            return None
+        size = _value("--batch-size", self.arguments)
+        if size is not None:
+            if not size.isdecimal() or not int(size):
+                raise UsageError(f"--batch-size {size!r} is not a number of samples, at least 1.")
+            return int(size)
+        if _value("--config", self.arguments) is not None:
+            raise UsageError(f"--scaling {scaling} does not read --config; give --batch-size too.")
+        from samestep.training.recipes.registry import find
+
+        return find(self.name, fast="--fast" in self.arguments).settings.batch_size
+
+    def _claimed(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield the options among `names` that the target has or may have, each with the reason."""
+        if self.kind == "recipe":
+            both = "samestep train and samestep scale have it"
+            yield from ((name, both) for name in names if name in _OF_TRAIN)
+            return
+        file, roots = source_file(self.program())
+        if not names or file is None:
+            return
+        known = flags_of(file, roots=roots)
+        for name in names:
+            if name in known.literal:
+                yield name, f"{known.literal[name]} and samestep scale have it"
+            elif known.parser is not None:
+                parser = known.parser
+                made = f"{parser.name} in {parser.file}:{parser.line} creates options at run time"
+                yield name, f"samestep scale has it, and {self.name} possibly too ({made})"
+
+    def _spawns(self) -> bool:
+        is_detected = self.kind != "recipe" and self.mode in (None, "auto")
+        return is_detected and recognize_script(self.program()).has_forkable_workers
+
+    def _is_serial(self) -> bool:
+        if self.mode in ("native", "autopilot"):
+            return self.mode == "autopilot"
+        return recognize_script(self.program()).kind == "serial"
+
+    def _check_recipe(self) -> None:
+        from samestep.training.recipes.registry import RECIPES
+
+        if self.name not in RECIPES:
+            known = ", ".join(RECIPES)
+            raise UsageError(
+                f"{self.name} is neither an existing script nor a recipe; the recipes are {known}."
+            )
+        for flag, instead in _OWN_RUNS.items():
+            if any(word == flag or word.startswith(f"{flag}=") for word in self.arguments):
+                raise UsageError(f"{flag} does not go with samestep scale, which needs {instead}.")
+
+
+def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
+    """Refuse flags that ``train`` does not have, and values that it refuses: each run would fail on them.
+
+    Checks that need the data set or the model are left to the runs, because they take long.
+
+    Raises:
+        UsageError: a flag or a value is wrong; the message names it.
+    """
+    group: Any = typer.main.get_command(application("train"))
+    for trial in trials:
+        if trial.repeat:  # it has the command of the first run
+            continue
+        try:
+            context = group.get_command(None, "train").make_context("train", list(trial.command[1:]))
+        except typer.TyperException as error:
+            raise UsageError(f"samestep train: {error.format_message()}") from None
+        _check_settings(context.params, trial.workers)
+
+
+def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
+    from samestep.training.recipes.registry import find
+    from samestep.training.recipes.request import Request, configuration, part_of
+
+    settings, options = _settings()
+    values = {field.name: flags[field.name] for kind in (settings, options) for field in fields(kind)}
+    changes = given_settings(values, settings, options)
+    config, _ = configuration(Request(recipe=flags["recipe"], config=flags["config"], changes=changes))
+    recipe = find(flags["recipe"], fast=bool(flags["fast"] or config.get("fast")))
+    replace(recipe.settings, **part_of(config, settings)).check_workers(workers)
+    replace(recipe.options, **part_of(config, options))
+
+
+def _settings() -> tuple[type[Any], type[Any]]:
+    """Return the dataclasses of the settings of a training, whose import takes long."""
+    from samestep.training.settings import RunOptions, Settings
+
+    return Settings, RunOptions
+
+
+def _value(flag: str, words: Sequence[str]) -> str | None:
+    """Return the value of an option among `words`, the last one if it occurs twice."""
+    value = None
+    for at, word in enumerate(words):
+        if word == flag:
+            value = "".join(words[at + 1 : at + 2])
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +347,7 @@ class StudyJobs:
 
 
 @grouped
-@with_flags_of(Options, only=OF_SERIAL)
+@with_flags_of(Options, only=SPLIT)
 @with_flags_of(SlurmSite)
 def scale(
     context: typer.Context,
@@ -168,47 +413,49 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
-    found = Target.of(target, arguments or (), module=module, mode=mode)
-    found.refuse_ambiguous(sys.argv, {name for one in context.command.params for name in one.opts})
+    program = Target.of(target, arguments or (), module=module, mode=mode)
+    program.refuse_ambiguous(
+        sys.argv, {name for parameter in context.command.params for name in parameter.opts}
+    )
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
-    flags = {"mode": mode, **given(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
-    found.refuse_misplaced(flags, compare or ())
-    variants = found.compared(compare or ())
+    flags = {"mode": mode, **given_settings(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
+    program.refuse_misplaced(flags, compare or ())
+    variants = program.compared(compare or ())
     each = compared_threads(variants)
     runs: LocalRuns | SlurmRuns
     if submission.submit is None:
         runs = local_runs(numbers, threads=threads, compared=each, on_cpu=settings["device"] == "cpu")
     else:
-        found.refuse_jobs()
-        runs = submission.runs(site_of(SlurmSite, given(settings, SlurmSite)), numbers[-1], threads)
+        program.refuse_jobs()
+        runs = submission.runs(site_of(SlurmSite, given_settings(settings, SlurmSite)), numbers[-1], threads)
     if not oversubscribe:
-        refuse_too_many(numbers, places=runs.places, what=runs.what)
+        refuse_too_many(numbers, places=runs.places, resources=runs.resources)
     request = Request(
         target=target,
-        kind=found.kind,
-        arguments=found.arguments,
+        kind=program.kind,
+        arguments=program.arguments,
         workers=numbers,
         scaling=cast("Scaling", scaling),
-        batch=found.batch(scaling),
+        batch=program.batch(scaling),
         flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
         variants=variants,
         per_node=runs.per_node,
-        limits_gpus=found.limits_gpus(),
+        limits_gpus=program.limits_gpus(),
         threads=runs.each,
         on_cores=runs.on_cores,
         folder=out or default_folder(target),
         **asdict(measurement),
     )
     trials = plan(request)
-    if found.kind == "recipe":
+    if program.kind == "recipe":
         refuse_wrong_flags(trials)
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
         print(runs.describe(frame, trials))
         return 0
-    if found.kind == "script":
+    if program.kind == "script":
         frame = replace(frame, source=source_of(Path(target)))
     with own_folder(request.folder) if out is None else nullcontext(out) as folder:
         request = replace(request, folder=folder)
@@ -219,7 +466,7 @@ def scale(
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of workers of ``-n``, each once."""
     numbers = tuple(launch.worker_counts(text))
-    if twice := next((one for one in numbers if numbers.count(one) > 1), None):
+    if twice := next((number for number in numbers if numbers.count(number) > 1), None):
         raise UsageError(
             f"-n {text} has {twice} twice; give each number once, and the number of runs with --repeats."
         )
@@ -230,13 +477,18 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
     """Refuse options of jobs without ``--submit``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        flag = "-n" if "-n" in one.opts else max(one.opts, key=len)
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        flag = "-n" if "-n" in parameter.opts else max(parameter.opts, key=len)
         if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
             continue
-        is_of_job = getattr(one, "rich_help_panel", "") in _JOB_PANELS
-        if is_of_job and submission.submit is None and flag != "--collect" and context.params[one.name or ""]:
+        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS
+        if (
+            is_of_job
+            and submission.submit is None
+            and flag != "--collect"
+            and context.params[parameter.name or ""]
+        ):
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
@@ -245,8 +497,8 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
 def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: results.PageOutput) -> int:
     """Print a study and save its charts, or print the numbers of its jobs; return the exit code."""
     if isinstance(result, list):
-        found = {"jobs": result, "study": str(folder)}
-        print(json_line(found) if output.as_json else "\n".join(result))
+        record = {"jobs": result, "study": str(folder)}
+        print(json_line(record) if output.as_json else "\n".join(result))
         return 0
     study, code = result
     if output.as_json:

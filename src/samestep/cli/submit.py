@@ -5,40 +5,108 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
-from samestep.base.console import log
-from samestep.base.errors import UsageError
+from samestep.base.console import StatusLine, inform, log
+from samestep.base.errors import INTERRUPTED, UsageError
+from samestep.base.record import json_line
 from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import help_of
-from samestep.cli.options import launch
+from samestep.cli.options import launch, results
 from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
-from samestep.cli.options.submission import Submission, encoded
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
 from samestep.run.decision import recognize_script, refuse_several_tasks
-from samestep.submit.job_command import VERBS, JobCommand, parse_command
-from samestep.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
-from samestep.submit.kubernetes_commands import FollowedKubernetesJob
-from samestep.submit.kubernetes_commands import submit as submit_to_kubernetes
-from samestep.submit.node_sizes import per_node
+from samestep.submit.follow import FollowedJob, follow
+from samestep.submit.job_command import VERBS, JobCommand, parse_command, per_node
+from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, KubernetesJob, manifest, service_name
+from samestep.submit.kubernetes import submit as submit_to_kubernetes
 from samestep.submit.shell import slug
-from samestep.submit.site_defaults import (
-    POD_PANEL,
-    SIZE_PANEL,
-    KubernetesSite,
-    SlurmSite,
-    site_of,
-)
-from samestep.submit.slurm import Launch, SlurmJob
+from samestep.submit.site_defaults import POD_PANEL, SIZE_PANEL, KubernetesSite, SlurmSite, site_of
+from samestep.submit.slurm import FollowedSlurmJob, Launch, SlurmJob, refuse_without_sbatch
 from samestep.submit.slurm import script as slurm_script
-from samestep.submit.slurm_commands import FollowedSlurmJob, refuse_without_sbatch
-from samestep.submit.slurm_commands import submit as submit_to_slurm
+from samestep.submit.slurm import submit as submit_to_slurm
 from samestep.training.recipes import registry
+
+
+class _Console:
+    """Prints the output of a job to a stream, and the times of the job below it on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = StatusLine()
+        self._is_at_start = True  # whether the job's output ends with a whole line
+
+    def log(self, text: str) -> None:
+        """Log a change of the job's state."""
+        self._line.show("")
+        inform(text)
+
+    def write(self, output: bytes) -> None:
+        """Print output of the job."""
+        self._line.show("")
+        _write(output, self._stream)
+        self._is_at_start = output.endswith(b"\n")
+
+    def show_times(self, text: str) -> None:
+        """Show the times of the job; a line that its output has begun stays as it is."""
+        if self._is_at_start:
+            self._line.show(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The options of the submission of a job, and of its result."""
+
+    dry_run: launch.DryRun = False
+    detach: launch.Detach = False
+    as_json: results.AsJson = False
+    quiet: launch.Quiet = False
+
+    def show(self, text: str) -> int:
+        """Print the script of a job that is not submitted, and return the exit code."""
+        if self.as_json:
+            print(json_line({"text": text}))
+        else:
+            _write(encoded(text), sys.stdout)
+        return 0
+
+    def follow(self, job: FollowedJob, file: Path) -> int:
+        """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
+
+        With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
+        """
+        code = None
+        console = _Console(sys.stderr if self.as_json else sys.stdout)
+        try:
+            if not self.detach:
+                code = follow(job, log=console.log, show=console.write, show_times=console.show_times)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            console.show_times("")
+            log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
+        if self.as_json:
+            ended = None if code == INTERRUPTED else code
+            print(json_line({"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}))
+        elif self.detach:
+            print(job.number)
+        return code or 0
+
+
+def encoded(text: str) -> bytes:
+    """Return a script as bytes; arguments that are not UTF-8 keep theirs."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _write(text: bytes, stream: TextIO) -> None:
+    stream.flush()
+    stream.buffer.write(text)
+    stream.buffer.flush()
+
 
 FOLDER = Path("jobs")
 """The folder for jobs and their logs, in the working folder."""
@@ -64,6 +132,7 @@ class Size:
     nproc_per_node: Annotated[int | None, option("K", "Workers on each node.", WORKERS_PANEL)] = None
 
 
+# Options of the job that are often typed after its program.
 _MISPLACED = {"--nodes", "--gpus-per-node", "--dry-run"}
 
 
@@ -142,8 +211,7 @@ def kubernetes(
     *,
     size: Size,
     operator: Annotated[
-        str,
-        option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL),
+        str, option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL)
     ] = "none",
     job_name: JobName = None,
     submission: Submission,
@@ -183,10 +251,7 @@ def kubernetes(
 
 
 submit = typer.Typer(help="Write the job for Slurm or Kubernetes, submit it, and follow it to its end.")
-for _command, _summary in (
-    (slurm, "Submit a Slurm job."),
-    (kubernetes, "Create a Kubernetes job."),
-):
+for _command, _summary in ((slurm, "Submit a Slurm job."), (kubernetes, "Create a Kubernetes job.")):
     _help = help_of(_command)
     submit.command(help=_help, context_settings=dict(SETTINGS), short_help=_summary)(_command)
 
@@ -229,8 +294,8 @@ def _refuse_wrong_words(verb: str, words: list[str]) -> None:
         raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
     context = command.make_context(verb, list(words))
     if below:
-        name, found, rest = command.resolve_command(context, list(words))
-        found.make_context(name, rest, parent=context)
+        name, subcommand, rest = command.resolve_command(context, list(words))
+        subcommand.make_context(name, rest, parent=context)
     elif verb == "train" and context.params["recipe"] is not None:
         registry.find(context.params["recipe"])
 
@@ -244,12 +309,12 @@ def _script(words: list[str]) -> Program | None:
         UsageError: there is no such script, or it is a launcher.
     """
     command = typer.main.get_group(main.application("run")).commands["run"]
-    found = command.make_context("run", list(words)).params
-    if found["module"] or found["no_python"]:
-        launch.refuse_launcher(found["target"], "module" if found["module"] else "executable")
+    values = command.make_context("run", list(words)).params
+    if values["module"] or values["no_python"]:
+        launch.refuse_launcher(values["target"], "module" if values["module"] else "executable")
         return None
-    program = launch.program(found["target"], found["arguments"] or (), module=False)
-    return program if found["mode"] == "auto" else None
+    program = launch.program(values["target"], values["arguments"] or (), module=False)
+    return program if values["mode"] == "auto" else None
 
 
 def _refuse_own_workers(script: Program | None, *, tasks: int, remedy: str) -> None:

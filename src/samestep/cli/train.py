@@ -22,7 +22,7 @@ from samestep.cli.options.declare import (
     RESULTS_PANEL,
     TRAINING_PANEL,
     as_arguments,
-    given,
+    given_settings,
     grouped,
     option,
     switch,
@@ -34,9 +34,9 @@ from samestep.launch.plan import Spawn
 from samestep.launchers.processors import asked_threads
 from samestep.launchers.registry import SAMESTEP
 from samestep.observe.clock.clock_file import ClockOptions
+from samestep.report.page import write_figures
 from samestep.report.read_run import read_run
 from samestep.report.run_page import charts, write_report
-from samestep.report.write import write_figures
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 from samestep.training.output.run_folder import RunFolder
@@ -74,8 +74,7 @@ class TrainingOptions:
         ),
     ] = None
     eval_only: Annotated[
-        bool,
-        switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only"),
+        bool, switch("Evaluate the weights of --from, without training.", TRAINING_PANEL, "--eval-only")
     ] = False
     weights: Annotated[
         Path | None,
@@ -101,8 +100,7 @@ class TrainingOptions:
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled."),
+        str | None, typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled.")
     ] = None,
     *,
     start: launch.WatchedWorkers,
@@ -125,7 +123,7 @@ def train(
     flags = asdict(training)
     del flags["eval_only"]  # a request with weights is one
     clocking = recording.checked()
-    request = Request(recipe=recipe, changes=given(settings, Settings, RunOptions), **flags)
+    request = Request(recipe=recipe, changes=given_settings(settings, Settings, RunOptions), **flags)
     environment = env.snapshot()
     if env.integer(environment, "TORCHELASTIC_RESTART_COUNT"):
         request = after_failure(request)
@@ -234,8 +232,8 @@ def _work(
             if decision.detected.launcher != SAMESTEP.name:  # it has logged them itself
                 world.on_main(lambda: _log_settings(decision, resolved))
             if resolved.weights is not None:
-                found = score(world, resolved)
-                world.print(json_line(found.as_dict()) if output.as_json else found.summary())
+                evaluation = score(world, resolved)
+                world.print(json_line(evaluation.as_dict()) if output.as_json else evaluation.summary())
                 return
             result = _train(world, resolved, clocking)
             finished = result is not None
@@ -310,9 +308,9 @@ def _line(error: BaseException) -> str:
 def _arguments(request: "Request", recording: launch.Clock, output: results.Output) -> tuple[str, ...]:
     """Return the command-line arguments of `request`."""
     flags = {
-        one.name: getattr(request, one.name)
-        for one in fields(request)
-        if one.name not in ("recipe", "changes", "weights")
+        field.name: getattr(request, field.name)
+        for field in fields(request)
+        if field.name not in ("recipe", "changes", "weights")
     }
     words = as_arguments({**flags, **request.changes, "figures": output.figures})
     if request.weights is not None:

@@ -48,12 +48,7 @@ _WORDS = {
     "different": "the runs differ",
 }
 _EXIT_CODES = {"different": 1, "inconclusive": 3}
-_STYLES = {
-    "same": GOOD,
-    "same but for exceptions": DOUBTFUL,
-    "inconclusive": DOUBTFUL,
-    "different": BAD,
-}
+_STYLES = {"same": GOOD, "same but for exceptions": DOUBTFUL, "inconclusive": DOUBTFUL, "different": BAD}
 """The color of each verdict on a terminal."""
 
 
@@ -150,9 +145,9 @@ def _report(
         ).run()
 
 
-def _refuse_several_tasks(found: Detected) -> None:
+def _refuse_several_tasks(detected: Detected) -> None:
     """Refuse to run as several tasks, each of which would do the whole work."""
-    launcher, tasks = found.launcher, found.place.size
+    launcher, tasks = detected.launcher, detected.place.size
     if tasks > 1:
         raise UsageError(
             f"verify starts its own workers on one node, but {launcher} started it as {tasks} tasks. Start "

@@ -1,19 +1,20 @@
 """Lists all checks, and runs them on one rank: its own, then those with the other ranks, then the report."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from samestep.base import env
 from samestep.base.env import Environment
 from samestep.base.errors import Error
 from samestep.base.machine.description import machine, package_version
 from samestep.base.polling import with_timeout
-from samestep.base.units import bytes_text, ranges
-from samestep.doctor import gpus, joining, limits, network, run_folder, settings
+from samestep.base.units import bytes_text, ranges, seconds_text
+from samestep.doctor import gpus, limits, network, run_folder
 from samestep.doctor.context import Context, predict
-from samestep.doctor.gather import agree_on_exit_code, gather
-from samestep.doctor.report import Report
+from samestep.doctor.report import Report, agree_on_exit_code, gather
 from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
 from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
@@ -25,7 +26,14 @@ from samestep.ranks.world.device import BACKENDS, DeviceFacts, available_here, f
 
 THREAD = "samestep-doctor"
 """The name of the thread that runs a check."""
-_DEVICES_S = 60.0
+_DEVICES_S = 60.0  # of the detection of devices; a driver can hang
+_JOINING_TIMEOUT = (
+    "Joining the other ranks, or the first sum over all, did not end within {limit:g} s. "
+    "See the other findings; with NCCL, set NCCL_DEBUG=INFO and read the output of its ranks."
+)
+_VALUES = 2**18  # in the sum: 1 MiB of float32
+_TIMES = 5  # of which the fastest is reported
+_JOIN_S = 15.0  # less than the time limit of the check, so that its error names the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ def launcher(context: Context) -> Result:
     detected, machine, choice, threads = context.detected, context.machine, context.choice, context.threads
     cpu = machine.cpu
     evidence = [f"{name}={value}" for name, value in detected.evidence]
-    found: list[Row] = [
+    shown: list[Row] = [
         ("place", detected.place.describe()),
         ("launcher", detected.launcher),
         *rows("because", evidence or ["no launcher's variables are set"]),
@@ -70,9 +78,9 @@ def launcher(context: Context) -> Result:
         *rows("rendezvous", ["{}:{}".format(*context.master)] if context.master else []),
     ]
     if context.devices is not None and choice is not None:
-        found.append(("device", f"{choice.device} ({choice.reason})"))
-        found.append(("back end", _backend(context.backend, choice.kind)))
-    found += [
+        shown.append(("device", f"{choice.device} ({choice.reason})"))
+        shown.append(("back end", _backend(context.backend, choice.kind)))
+    shown += [
         ("threads", f"{threads.count} ({threads.reason})"),
         ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
         ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
@@ -94,36 +102,69 @@ def launcher(context: Context) -> Result:
         "memory_bytes": machine.memory_bytes,
         "host": machine.hostname,
     }
-    return Result(rows=found, findings=context.findings, facts=facts)
+    return Result(rows=shown, findings=context.findings, facts=facts)
 
 
 def versions(context: Context) -> Result:
     """Return the versions that ranks should share."""
     machine = context.machine
-    found = {
+    packages = {
         "samestep": machine.samestep,
         "python": machine.python,
         "torch": machine.torch,
         "numpy": package_version("numpy"),
         **(toolkit_versions(context.devices.kind) if context.devices is not None else {}),
     }
-    text = ", ".join(f"{name} {version}" for name, version in found.items())
-    return Result(rows=[("versions", text)], facts={"versions": found})
+    text = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return Result(rows=[("versions", text)], facts={"versions": packages})
 
 
 def networks(context: Context) -> Result:
     """Check the network interfaces, InfiniBand, the settings that name them, and the rendezvous' port."""
-    found = network.read(context)
-    about_settings = settings.judge(context.environment, found)
-    return joined(
-        (network.interfaces(found), network.infiniband(found), about_settings, network.port(context))
-    )
+    here = network.read(context)
+    about_settings = network.variables(context.environment, here)
+    return joined((network.interfaces(here), network.infiniband(here), about_settings, network.port(context)))
 
 
 def hooks(_: Context) -> Result:
     """Check that the installed libraries have every attribute that samestep replaces."""
-    wrong = [problem(f"{one}.") for one in problems(ALL)]
+    wrong = [problem(f"{text}.") for text in problems(ALL)]
     return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
+
+
+def joining(_: Context) -> Result:
+    """Join the other ranks as a training does, and sum numbers over all of them."""
+    try:
+        return _sum(time.perf_counter())
+    except Error as error:
+        reason = error.__cause__ or error  # its text has no rank, so that equal findings of ranks are merged
+        text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
+    except RuntimeError as error:  # raised by torch in a collective
+        text = f"The first sum over all ranks failed: {str(error).splitlines()[0]}"
+    return Result(findings=[problem(text)])
+
+
+def _sum(begin: float) -> Result:
+    import torch
+
+    from samestep.ranks.world.join import join
+
+    with env.exported({"SAMESTEP_BANNER": "0"}), join(timeout_s=_JOIN_S) as world:
+        joined_s = time.perf_counter() - begin
+        size = world.place.size
+        best = float("inf")
+        for _ in range(_TIMES):
+            numbers = torch.full((_VALUES,), float(world.place.rank + 1), device=world.device)
+            world.barrier()
+            start = time.perf_counter()
+            world.all_reduce(numbers)
+            wrong = int((numbers != size * (size + 1) / 2).sum().item())
+            best = min(best, time.perf_counter() - start)
+    text = f"joined in {seconds_text(joined_s)}; a sum of 1 MiB over all takes {seconds_text(best)}"
+    if not wrong:
+        return Result(rows=[("together", f"{text}, and is right")])
+    finding = f"A sum over all ranks is wrong in {wrong} of {_VALUES} places. Do not train here; report it."
+    return Result(rows=[("together", text)], findings=[problem(finding)])
 
 
 CHECKS: Sequence[Check] = (
@@ -135,7 +176,7 @@ CHECKS: Sequence[Check] = (
     Check("hooks into libraries", hooks, 60.0, needs_devices=True),
     Check("the run folder", run_folder.check, 20.0),
     Check("the shared run folder", run_folder.check_shared, 25.0, joint=True),
-    Check("joining", joining.check, 40.0, joint=True, needs_devices=True, on_timeout=joining.ON_TIMEOUT),
+    Check("joining", joining, 40.0, joint=True, needs_devices=True, on_timeout=_JOINING_TIMEOUT),
 )
 
 
@@ -143,8 +184,8 @@ def _backend(backend: str | None, kind: str) -> str:
     """Return the row of the table of back ends that applies, and why."""
     if backend is None:
         return "none needed"
-    others = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
-    return f"{backend} (which carries tensors of device {kind}; {others})"
+    rest = ", ".join(f"{carrier} for {carried}" for carried, carrier in BACKENDS.items() if carried != kind)
+    return f"{backend} (which carries tensors of device {kind}; {rest})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,25 +223,29 @@ def run_checks(environment: Environment, options: Options, checks: Sequence[Chec
     """
     devices, failures = _devices() if options.devices else (None, Result())
     context = _context(environment, options, devices)
-    own = _own_result(context, [failures, *(run_check(one, context) for one in checks if not one.joint)])
-    if own.size == 1:
-        return Outcome(report=Report.of_one(own))
+    result = _own_result(
+        context, [failures, *(run_check(check, context) for check in checks if not check.joint)]
+    )
+    if result.size == 1:
+        return Outcome(report=Report.of_one(result))
 
     def joint() -> Result:
-        chosen = [one for one in checks if one.joint and (options.devices or not one.needs_devices)]
+        chosen = [check for check in checks if check.joint and (options.devices or not check.needs_devices)]
         with_store = replace(context, store=store)
-        return joined(run_check(one, with_store) for one in chosen)
+        return joined(run_check(check, with_store) for check in chosen)
 
     try:
         store = _connect(context, options)
-        report = gather(store, own, joint=joint, wait_s=options.wait_s)
+        report = gather(store, result, joint=joint, wait_s=options.wait_s)
     except (Error, OSError, ImportError) as error:  # OSError: connections and time limits too
         text = f"The other ranks could not be reached: {error}"
-        known = any(finding.text in text for finding in own.findings)
+        known = any(finding.text in text for finding in result.findings)
         return Outcome(
-            report=Report.of_one(own, *([] if known else [problem(text)])), rank=own.rank, unreached=True
+            report=Report.of_one(result, *([] if known else [problem(text)])),
+            rank=result.rank,
+            unreached=True,
         )
-    return Outcome(report=report, store=store, rank=own.rank)
+    return Outcome(report=report, store=store, rank=result.rank)
 
 
 def _devices() -> tuple[DeviceFacts | None, Result]:

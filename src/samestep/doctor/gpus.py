@@ -23,12 +23,12 @@ from samestep.doctor.results import Finding, Result, Row, matrix, note, problem,
 if TYPE_CHECKING:
     import torch
 
-_DISPLAY_OR_ACCELERATOR = (0x03, 0x12)
+_DISPLAY_OR_ACCELERATOR = (0x03, 0x12)  # base classes of PCI
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
 _QUERY = "index,uuid,pci.bus_id,name,memory.total,memory.used"
-_TOOL_S = 15.0
+_TOOL_S = 15.0  # without its daemon, the driver first takes some seconds per GPU
 _VALUES = 4 * 2**20  # 32 MiB as int64
-_TIMES = 4
+_TIMES = 4  # copies that are timed together
 # More than the context of this process and a display need.
 _TAKEN = 2 * 2**30
 
@@ -106,13 +106,13 @@ def read(root: Path = Path("/"), copies: Sequence[Copy] = ()) -> Accelerators:
 
 def read_cards(root: Path = Path("/")) -> list[Card]:
     """Return the accelerators that sysfs lists, according to the folder of /sys in `root`."""
-    found = []
+    cards = []
     for slot in folders_in(root / "sys/bus/pci/devices"):
         vendor, kind = number_of(slot / "vendor"), number_of(slot / "class") or 0
         if vendor not in _VENDORS or kind >> 16 not in _DISPLAY_OR_ACCELERATOR:
             continue
         numa = number_of(slot / "numa_node")
-        found.append(
+        cards.append(
             Card(
                 address=slot.name,
                 vendor=_VENDORS[vendor],
@@ -122,20 +122,20 @@ def read_cards(root: Path = Path("/")) -> list[Card]:
                 speed=text_of(slot / "current_link_speed"),
             )
         )
-    return found
+    return cards
 
 
 def parse_gpus(text: str) -> list[Gpu]:
     """Read ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``; its memory is in MiB."""
-    found = []
+    gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == len(_QUERY.split(",")) and fields[0].isdecimal():
             index, uuid, address, name, *mib = fields
-            memory, used = (int(one) * 2**20 if one.isdecimal() else 0 for one in mib)
+            memory, used = (int(size) * 2**20 if size.isdecimal() else 0 for size in mib)
             # Sysfs writes four digits of the domain; the tool writes eight, in capitals.
-            found.append(Gpu(int(index), uuid, address.lower()[-12:], name, memory, used))
-    return found
+            gpus.append(Gpu(int(index), uuid, address.lower()[-12:], name, memory, used))
+    return gpus
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
@@ -215,25 +215,25 @@ def _copies_here() -> list[Copy]:
     return copy_all_pairs(torch.cuda.device_count(), copy, torch.cuda.can_device_access_peer)
 
 
-def judge(found: Accelerators, *, visible: int, uuid: str, allowed: Collection[int]) -> Result:
+def judge(accelerators: Accelerators, *, visible: int, uuid: str, allowed: Collection[int]) -> Result:
     """Return the rows, findings and facts of accelerators.
 
     The process sees `visible` of them, would use the one with `uuid` (empty if none), and is bound to the
     `allowed` processors.
     """
-    own = next((gpu for gpu in found.gpus if uuid and uuid in gpu.uuid), None)
+    used = next((gpu for gpu in accelerators.gpus if uuid and uuid in gpu.uuid), None)
     return Result(
-        rows=[*_card_rows(found), *_link_rows(found.links), *_copy_rows(found.copies)],
+        rows=[*_card_rows(accelerators), *_link_rows(accelerators.links), *_copy_rows(accelerators.copies)],
         findings=[
-            *_about_copies(found.copies),
-            *_about_cards(found.cards, visible),
-            *([] if own is None else _about_own(own, found.cards, allowed)),
+            *_about_copies(accelerators.copies),
+            *_about_cards(accelerators.cards, visible),
+            *([] if used is None else _about_own(used, accelerators.cards, allowed)),
         ],
         facts={
-            "cards": [asdict(card) for card in found.cards],
-            "gpus": [asdict(gpu) for gpu in found.gpus],
-            "gpu_links": {f"{a}-{b}": link for (a, b), link in found.links.items()},
-            "gpu_copies": [asdict(copy) for copy in found.copies],
+            "cards": [asdict(card) for card in accelerators.cards],
+            "gpus": [asdict(gpu) for gpu in accelerators.gpus],
+            "gpu_links": {f"{a}-{b}": link for (a, b), link in accelerators.links.items()},
+            "gpu_copies": [asdict(copy) for copy in accelerators.copies],
         },
     )
 
@@ -264,14 +264,14 @@ def _about_cards(cards: Sequence[Card], visible: int) -> Iterator[Finding]:
         )
 
 
-def _about_own(own: Gpu, cards: Sequence[Card], allowed: Collection[int]) -> Iterator[Finding]:
-    if own.used >= _TAKEN:
+def _about_own(gpu: Gpu, cards: Sequence[Card], allowed: Collection[int]) -> Iterator[Finding]:
+    if gpu.used >= _TAKEN:
         yield problem(
-            f"GPU {own.index} ({own.address}), which this rank would use, has {bytes_text(own.used)} of "
-            f"{bytes_text(own.memory)} in use already. `nvidia-smi` lists the processes; end orphaned "
+            f"GPU {gpu.index} ({gpu.address}), which this rank would use, has {bytes_text(gpu.used)} of "
+            f"{bytes_text(gpu.memory)} in use already. `nvidia-smi` lists the processes; end orphaned "
             "workers with `kill`."
         )
-    card = next((one for one in cards if one.address == own.address), None)
+    card = next((slot for slot in cards if slot.address == gpu.address), None)
     if (
         card is not None
         and card.numa is not None
@@ -279,16 +279,16 @@ def _about_own(own: Gpu, cards: Sequence[Card], allowed: Collection[int]) -> Ite
         and not set(numbers(card.cpus)) & set(allowed)
     ):
         yield note(
-            f"This rank's processors are not near its GPU {own.index}, which is at NUMA node {card.numa} "
+            f"This rank's processors are not near its GPU {gpu.index}, which is at NUMA node {card.numa} "
             f"(CPUs {card.cpus}): copies to it cross the sockets. Bind ranks to their GPU's node "
             "(samestep run --bind numa, srun --gpu-bind=closest, mpirun --map-by numa)."
         )
 
 
-def _card_rows(found: Accelerators) -> list[Row]:
-    names = {gpu.address: f"GPU {gpu.index} {gpu.name}" for gpu in found.gpus}
+def _card_rows(accelerators: Accelerators) -> list[Row]:
+    names = {gpu.address: f"GPU {gpu.index} {gpu.name}" for gpu in accelerators.gpus}
     texts = []
-    for card in found.cards:
+    for card in accelerators.cards:
         numa = "" if card.numa is None else f", NUMA node {card.numa} (CPUs {card.cpus})"
         lanes = f", PCIe x{card.width[0]} {card.speed}".rstrip() if card.width[0] else ""
         texts.append(f"{names.get(card.address, card.vendor)} at {card.address}{numa}{lanes}")

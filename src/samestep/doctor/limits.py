@@ -17,7 +17,7 @@ from samestep.doctor.results import Finding, Result, problem
 _SHARED_MEMORY_PER_RANK = 256 * 2**20
 # torch needs an open file for each tensor that a worker of DataLoader passes on.
 _FEW_FILES = 4096
-_PROCESSES_PER_RANK = 64
+_PROCESSES_PER_RANK = 64  # threads of torch and its libraries, and workers of DataLoader
 # Memory that InfiniBand's adapters use must not be swapped out.
 _LOCKED_FOR_INFINIBAND = 64 * 2**20
 
@@ -68,9 +68,9 @@ def parse_limits(text: str) -> Mapping[str, tuple[int | None, int | None]]:
     >>> parse_limits("Max open files            1024                 unlimited            files")
     {'Max open files': (1024, None)}
     """
-    found = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)
+    entries = re.findall(r"^(Max [\w ]+?)\s{2,}(\w+)\s+(\w+)", text, re.MULTILINE)
     table = {}
-    for name, *both in found:
+    for name, *both in entries:
         soft, hard = (int(word) if word.isdecimal() else None for word in both)
         table[name] = soft, hard
     return table

@@ -54,7 +54,7 @@ class RankResult(Result):
     def from_record(cls, record: Mapping[str, Any]) -> "RankResult":
         """Return the result from the JSON data of `dataclasses.asdict`."""
         rows = [(name, value) for name, value in record["rows"]]
-        findings = [Finding(**one) for one in record["findings"]]
+        findings = [Finding(**fields) for fields in record["findings"]]
         return cls(**{**record, "rows": rows, "findings": findings})
 
 

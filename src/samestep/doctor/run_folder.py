@@ -21,12 +21,12 @@ from samestep.doctor.results import Finding, Result, ResultStore, note, problem
 
 _PREFIX = ".samestep-doctor-"
 _CONTENT = b"samestep doctor\n" * 256
-_SLOW_S = 1.0
-_LITTLE = 2**30
+_SLOW_S = 1.0  # of a step that takes milliseconds on any disk
+_LITTLE = 2**30  # bytes; a checkpoint of a model with 100 million weights has as many
 _FLEETING = {"tmpfs", "ramfs", "overlay"}
 # A network file system may take this long to show what another host has written.
 _SHOW_S = 5.0
-_SHARED_S = 15.0
+_SHARED_S = 15.0  # for all ranks, of which each can take `_SHOW_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def check(context: Context) -> Result:
 def existing_folder(folder: Path) -> Path:
     """Return `folder`, or the nearest existing one above it."""
     whole = folder.absolute()
-    return next((one for one in (whole, *whole.parents) if one.is_dir()), Path("/"))
+    return next((path for path in (whole, *whole.parents) if path.is_dir()), Path("/"))
 
 
 def file_system_type(folder: Path, mountinfo: str) -> str:
@@ -184,8 +184,8 @@ def compare_folders(store: ResultStore, folder: Path, *, rank: int, size: int) -
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fsync(file.fileno())
             store.post("folder", Path(file.name).name)
-            for other in range(1, size):
-                store.read(f"folder/{other}", deadline=deadline)
+            for number in range(1, size):
+                store.read(f"folder/{number}", deadline=deadline)
     except OSError:
         store.post("folder", "")
     return Result()

@@ -99,12 +99,12 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a unique label for each run: of several, its name with its number of workers."""
-    own = names(runs)
+    unique = names(runs)
     if len(runs) == 1:
-        return own
+        return unique
     return [
         f"{name}, {counted(run.workers, 'worker')}" if run.workers else name
-        for name, run in zip(own, runs, strict=True)
+        for name, run in zip(unique, runs, strict=True)
     ]
 
 
@@ -131,8 +131,8 @@ def _rows(
         yield row | _numbers(path, where, row, counts, (*figures, *more))
 
 
-def _check(path: Path, where: str, found: Any, needed: Sequence[str]) -> None:
-    if not isinstance(found, dict) or any(name not in found for name in needed):
+def _check(path: Path, where: str, document: Any, needed: Sequence[str]) -> None:
+    if not isinstance(document, dict) or any(name not in document for name in needed):
         raise UsageError(f"{path} has another format: {where} lacks one of {', '.join(needed)}.")
 
 
@@ -162,14 +162,14 @@ def _result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = parse_json(read_text(path, errors="replace"))
+        document = parse_json(read_text(path, errors="replace"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise UsageError(f"{path} is damaged: it is not a JSON object.")
     counts, figures = ("epochs", "steps"), (*_EVALUATED, "samples_per_second")
-    _check(path, "the object", found, (*counts, *figures))
-    return found | _numbers(path, "the object", found, counts, figures)
+    _check(path, "the object", document, (*counts, *figures))
+    return document | _numbers(path, "the object", document, counts, figures)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -186,11 +186,11 @@ def _checkpoints(path: Path) -> list[Checkpoint]:
     except OSError:
         return []
     steps.sort(key=lambda folder: (len(folder.name), folder.name))
-    found = []
+    checkpoints = []
     for folder in steps:
         with suppress(FileNotFoundError, NotADirectoryError):  # a live run removes old checkpoints
-            found.append(_checkpoint(folder))
-    return found
+            checkpoints.append(_checkpoint(folder))
+    return checkpoints
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

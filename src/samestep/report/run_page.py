@@ -3,21 +3,121 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal, TypeAlias
 
 from samestep import __version__
 from samestep.base.step_phases import phase_text
-from samestep.base.units import bytes_text
-from samestep.report.drawing import PARTS
-from samestep.report.line_charts import LineChart, Lines
-from samestep.report.page import bullets, page, section, table, title_of
+from samestep.base.units import bytes_text, counted
+from samestep.report.charts import LineChart, Lines
+from samestep.report.drawing import PARTS, DataPoint, thin
+from samestep.report.page import bullets, page, section, table, title_of, write_text
 from samestep.report.read_run import PHASES, Run, labels, names, read_run
-from samestep.report.run_summary import headline, hints, shares
-from samestep.report.scales import DataPoint, thin
-from samestep.report.write import write_text
+
+# Shares of a step, and a part of the median speed, from which a hint is worth the time to follow it.
+_DATA_SHARE = 0.10
+_SYNC_SHARE = 0.30
+_SLOW = 0.85
+
+HintCode: TypeAlias = Literal[
+    "loss-not-finite", "waiting-for-data", "exposed-communication", "slow-rank", "label"
+]
+"""Stable codes of hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A problem of a run, and what to do about it."""
+
+    code: HintCode
+    message: str
+    rank: int | None = None
+
+
+def headline(run: Run) -> str:
+    """Return a one-sentence summary of the run."""
+    subject = counted(run.workers, "worker") if run.workers else "A run"
+    where = f"most of a step is {_largest_phase(run)}" if run.steps["step"] else "no step was taken"
+    accuracy = (run.result or (run.evaluations or [{}])[-1]).get("accuracy")
+    right = "" if accuracy is None else f"{accuracy:.2%} of the test set right"
+    if run.result:
+        trained = f"{counted(run.result['epochs'], 'epoch')}, {counted(run.result['steps'], 'step')}"
+        return f"{subject}: {right} after {trained}, {run.result['seconds']:,.1f} s; {where}."
+    return (
+        f"{subject}: not finished, {counted(run.num_steps, 'step')} so far{right and ', '}{right}; {where}."
+    )
+
+
+def shares(run: Run) -> dict[str, float]:
+    """Return the median seconds of each phase of a step, in order."""
+    return {name: _median(run.steps[name]) for name in PHASES}
+
+
+def hints(run: Run) -> Iterator[Hint]:
+    """Yield the problems of a run."""
+    lost = sum(not math.isfinite(loss) for loss in run.steps["loss"])
+    if lost:
+        steps = counted(lost, "step")
+        yield Hint(
+            "loss-not-finite",
+            f"The loss was not finite in {steps}: try a lower learning rate, or --clip-norm.",
+        )
+    phases = shares(run)
+    step_s = sum(phases.values()) or 1.0
+    data, sync = phases["data"] / step_s, phases["exposed_sync"] / step_s
+    if data > _DATA_SHARE:
+        yield Hint(
+            "waiting-for-data",
+            f"{data:.0%} of a step is waiting for data: use more --loader-workers, or keep data in memory.",
+        )
+    if sync > _SYNC_SHARE:
+        yield Hint(
+            "exposed-communication",
+            f"{sync:.0%} of a step is exposed communication of gradients: use fewer workers, a larger "
+            "--batch-size (which changes the training), or --compress.",
+        )
+    yield from _slow_ranks(run)
+    if run.config.get("label"):
+        yield Hint("label", str(run.config["label"]))
+
+
+def _slow_ranks(run: Run) -> Iterator[Hint]:
+    """Yield the ranks that compute slower than the others since the last start.
+
+    Before the last start, a rank's share of the batch and its machine can have been different.
+    """
+    began = run.sessions[-1]["step"] if run.sessions else 0
+    rows = sorted((row for row in run.ranks if row["step"] > began), key=lambda row: row["rank"])
+    busy = {
+        rank: _median(row.get("forward", 0.0) + row.get("backward", 0.0) for row in windows)
+        for rank, windows in groupby(rows, key=lambda row: row["rank"])
+    }
+    typical = median(busy.values()) if len(busy) > 1 else 0.0
+    for rank, seconds in busy.items():
+        if seconds and typical and typical / seconds < _SLOW:
+            yield Hint(
+                "slow-rank",
+                f"Rank {rank} computes at {typical / seconds:.0%} of the median speed: the others wait.",
+                rank=rank,
+            )
+
+
+def _largest_phase(run: Run) -> str:
+    phases = shares(run)
+    step_s = sum(phases.values())
+    name = max(phases, key=lambda phase: phases[phase])
+    return f"{name.replace('_', ' ')} ({phases[name] / step_s:.0%})" if step_s else "too short to measure"
+
+
+def _median(values: Iterable[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return median(finite) if finite else 0.0
+
 
 NAME = "report.html"
 MOST = 400
@@ -51,8 +151,11 @@ def _body(run: Run) -> Iterator[str]:
     yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
     if run.checkpoints:
         rows = [
-            (one.name, "cannot be read" if one.num_bytes is None else bytes_text(one.num_bytes))
-            for one in run.checkpoints
+            (
+                checkpoint.name,
+                "cannot be read" if checkpoint.num_bytes is None else bytes_text(checkpoint.num_bytes),
+            )
+            for checkpoint in run.checkpoints
         ]
         yield section("Checkpoints", table(rows, head=("name", "size")))
 
@@ -100,8 +203,8 @@ def _machine(session: Mapping[str, Any]) -> str:
 
 
 def _provenance(session: Mapping[str, Any]) -> dict[str, Any]:
-    found = session.get("provenance")
-    return found if isinstance(found, dict) else {}
+    provenance = session.get("provenance")
+    return provenance if isinstance(provenance, dict) else {}
 
 
 def _text(value: object) -> str:
@@ -165,10 +268,10 @@ def curves(runs: Sequence[Run]) -> list[LineChart]:
     named = dict(zip(labels(runs), runs, strict=True))
 
     def column(name: str) -> Lines:
-        return {own: thin(run.steps["step"], run.steps[name], most=MOST) for own, run in named.items()}
+        return {label: thin(run.steps["step"], run.steps[name], most=MOST) for label, run in named.items()}
 
     def evaluated(name: str, factor: float = 1.0) -> Lines:
-        return {own: _points(run.evaluations, "step", name, factor) for own, run in named.items()}
+        return {label: _points(run.evaluations, "step", name, factor) for label, run in named.items()}
 
     test_loss, losses = "Test loss", evaluated("loss")
     if not several:
@@ -203,7 +306,7 @@ def times(run: Run) -> list[LineChart]:
         chart(
             title="Phases of a step",
             y="ms per step",
-            lines={name: points for name, points in phases.items() if any(one.y > 0 for one in points)},
+            lines={name: points for name, points in phases.items() if any(point.y > 0 for point in points)},
             stacked=True,
             colors={phase_text(name): PARTS[name][0] for name in PHASES},
             note="On rank 0.",
@@ -230,7 +333,7 @@ def _column(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
     """Return times in ms, with 0 for missing ones, since stacked areas need equal steps."""
-    return [1e3 * one if math.isfinite(one) else 0.0 for one in seconds]
+    return [1e3 * second if math.isfinite(second) else 0.0 for second in seconds]
 
 
 def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, factor: float = 1.0) -> list[DataPoint]:
@@ -242,4 +345,4 @@ def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, factor: float = 1
 def _starts(run: Run) -> list[tuple[float, str]]:
     """Return the steps from which the run was resumed, with its numbers of workers."""
     resumed = [session for session in run.sessions[1:] if session["step"]]
-    return [(one["step"], f"{one['world_size']} workers") for one in resumed[-12:]]
+    return [(session["step"], f"{session['world_size']} workers") for session in resumed[-12:]]

@@ -39,10 +39,10 @@ class Epochs:
 
     def read(self, output: bytes, now_s: float) -> None:
         """Read new output; a training that starts again is measured from its first new epoch."""
-        found = _EPOCH.findall(output)
-        if not found:
+        lines = _EPOCH.findall(output)
+        if not lines:
             return
-        epoch, total = map(int, found[-1])  # several lines at once arrived at times that are unknown
+        epoch, total = map(int, lines[-1])  # several lines at once arrived at times that are unknown
         if total != self.total or epoch <= self.last[0]:
             self.total, self.first = total, (epoch, now_s)
         self.last = (epoch, now_s)
@@ -119,7 +119,7 @@ def _text(seconds: float) -> str:
 
 
 _LOG_S = 0.3  # seconds between two reads of the log
-_FIRST_S, _GROWTH = 0.5, 1.3
+_FIRST_S, _GROWTH = 0.5, 1.3  # the first interval, and by what the next ones grow
 _LONGEST_WAITING_S, _LONGEST_S = 15.0, 5.0
 """Seconds between two polls of the job; they are rare because a scheduler serves many users."""
 

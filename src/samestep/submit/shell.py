@@ -10,10 +10,11 @@ from typing import TypeAlias
 from samestep.base.errors import UsageError
 
 WIDTH = 100
+"""Columns of a script, which is read in editors."""
 TIMED_OUT = 124
 """Exit code of a command that did not end in time, as that of ``timeout``."""
 _NOT_FOUND = 127  # exit code of a command that does not exist or cannot be executed, as that of a shell
-_WIDEST = 44
+_WIDEST = 44  # columns of flags beside which their purposes are aligned
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]-]+", re.ASCII)
 
 

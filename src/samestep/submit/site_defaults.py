@@ -147,7 +147,7 @@ def with_flags(site: Site, flags: Mapping[str, Any]) -> Site:
         for name, value in flags.items()
         if value is not None and value != []
     }
-    for flag, other in (("container", "venv"), ("venv", "container")):
-        if flag in changes and other not in changes:
-            changes[other] = ""  # a flag overrides the file's other kind of Python
+    for flag, rival in (("container", "venv"), ("venv", "container")):
+        if flag in changes and rival not in changes:
+            changes[rival] = ""  # a flag overrides the file's other kind of Python
     return replace(site, **changes)

@@ -1,7 +1,6 @@
 """Collectives are measured on real processes."""
 
-from samestep.bench.cases import COLLECTIVES
-from samestep.bench.measurement import perform
+from samestep.bench.measurement import COLLECTIVES, perform
 from samestep.bench.request import COLLECTIVES as NAMES
 from samestep.bench.request import Request
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.bench.synchronizers import Problem
+from samestep.bench.step_times import Problem
 from samestep.ranks.world.thread_world import run_ranks
 from samestep_lab.experiments import (
     algorithms,

@@ -3,8 +3,8 @@
 import pytest
 
 from samestep.base import env
+from samestep.cli import run as module
 from samestep.cli.main import run_command
-from samestep.cli.options import auto_workers as module
 
 SERIAL = "import torch\nmodel = torch.nn.Linear(2, 1)\ntorch.optim.SGD(model.parameters(), lr=0.1)\n"
 DDP = "import torch.distributed as dist\ndist.init_process_group()"

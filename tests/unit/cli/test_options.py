@@ -5,9 +5,8 @@ from collections import defaultdict
 import pytest
 from typer.main import get_command
 
-from samestep.cli.added_verbs import PACKAGES
 from samestep.cli.help_text import COMMON, common_first
-from samestep.cli.main import VERBS, application, run_command
+from samestep.cli.main import PACKAGES, VERBS, application, run_command
 
 OTHER_MEANINGS = {
     "--workers": "a number, or for scale and verify several",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from samestep.cli import scale_target
+from samestep.cli import scale
 from samestep.cli.main import application, run_command
 from samestep.scaling.analysis.study import read_study
 from samestep.scaling.sweep import local_runs
@@ -140,7 +140,7 @@ def test_train_and_scale_share_only_these_options():
         for command in (get_command(application(verb)).commands[verb] for verb in ("scale", "train"))
     ]
 
-    assert set.intersection(*flags) == {*shared, *scale_target._OF_TRAIN}
+    assert set.intersection(*flags) == {*shared, *scale._OF_TRAIN}
 
 
 def test_all_numbers_of_workers_use_the_same_number_of_threads(script, capsys):

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from samestep.base import env
+from samestep.cli import submit as module
 from samestep.cli import submit as verb
 from samestep.cli.main import run_command
-from samestep.cli.options import submission
 from samestep.submit.follow import JobStatus
 
 
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_the_job_and_prints_the_command_that_stops_it(submit, tmp_
         raise KeyboardInterrupt
 
     sbatch(tmp_path, monkeypatch, "echo 12")
-    monkeypatch.setattr(submission, "follow", interrupted)
+    monkeypatch.setattr(module, "follow", interrupted)
 
     code, _, err = submit("slurm", "train.py")
 

@@ -44,8 +44,8 @@ def test_a_listener_is_found_unless_it_is_of_this_job():
     program = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         number = int(program.stdout.readline())
-        assert network.listener_at(number, own={os.getpid()}) == program.pid
-        assert network.listener_at(number, own=network.own_processes(is_rank=False)) is None
+        assert network.listener_at(number, ignored={os.getpid()}) == program.pid
+        assert network.listener_at(number, ignored=network.own_processes(is_rank=False)) is None
     finally:
         program.kill()
         program.wait()
@@ -54,4 +54,4 @@ def test_a_listener_is_found_unless_it_is_of_this_job():
 
 def test_a_port_of_this_process_is_not_in_use_by_another():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert network.listener_at(server.getsockname()[1], own={os.getpid()}) is None
+        assert network.listener_at(server.getsockname()[1], ignored={os.getpid()}) is None

@@ -1,6 +1,6 @@
 """Ranks with conflicting facts are named in findings."""
 
-from samestep.doctor.gather import conflicts
+from samestep.doctor.report import conflicts
 from samestep.doctor.results import RankResult
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from samestep.cli import main
 from samestep.cli.main import run_command
-from samestep.report.bar_charts import Bar, BarChart
+from samestep.report.charts import Bar, BarChart
 from samestep.report.drawing import color
 from samestep_lab.experiments import text, training_runs
 from samestep_lab.experiments.experiment import Outcome, Table, interval_text, mean_and_half

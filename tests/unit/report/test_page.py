@@ -10,11 +10,9 @@ from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.report import read_run as read
 from samestep.report.drawing import PARTS
-from samestep.report.page import table
+from samestep.report.page import table, write_text
 from samestep.report.read_run import PHASES, names, read_run
-from samestep.report.run_page import differing, render, render_side_by_side, write_report
-from samestep.report.run_summary import headline, hints
-from samestep.report.write import write_text
+from samestep.report.run_page import differing, headline, hints, render, render_side_by_side, write_report
 from support.html_page import HtmlPage
 from support.run_folders import run_folder, write_lines
 

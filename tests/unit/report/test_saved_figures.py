@@ -8,13 +8,13 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.cli import report as verb
-from samestep.report.line_charts import LineChart
+from samestep.report.charts import LineChart
+from samestep.report.drawing import DataPoint
+from samestep.report.page import write_figures
 from samestep.report.read_run import read_run
 from samestep.report.run_page import charts
-from samestep.report.scales import DataPoint
-from samestep.report.write import write_figures
 from samestep.scaling.analysis.study import Study, write_study
-from samestep.scaling.report.figures import charts as study_charts
+from samestep.scaling.report.page import charts as study_charts
 from support.run_folders import run_folder
 from support.studies import study
 

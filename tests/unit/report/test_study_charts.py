@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.report.bar_charts import Bar, BarChart, Span, TimeLine
-from samestep.report.drawing import FLOOR, TOP
-from samestep.report.line_charts import LineChart, PointChart
-from samestep.report.scales import DataPoint, Scale
+from samestep.report.charts import Bar, BarChart, LineChart, PointChart, Span, TimeLine
+from samestep.report.drawing import FLOOR, TOP, DataPoint, Scale
 from support.html_page import HtmlPage
 
 positive = st.floats(1e-3, 1e6)

@@ -8,7 +8,7 @@ import pytest
 from samestep.base.errors import Error, UsageError
 from samestep.submit.follow import JobStatus, follow
 from samestep.submit.shell import Answer, run_command
-from samestep.submit.slurm_commands import FollowedSlurmJob, submit
+from samestep.submit.slurm import FollowedSlurmJob, submit
 
 JOB = """\
 JobId=7 JobName=odd JobState=FAILED name

@@ -10,8 +10,14 @@ from samestep.base.errors import UsageError
 from samestep.launchers.detect import detect
 from samestep.submit.follow import follow
 from samestep.submit.job_command import parse_command
-from samestep.submit.kubernetes import OPERATORS, KubernetesJob, manifest, service_name
-from samestep.submit.kubernetes_commands import FollowedKubernetesJob, submit
+from samestep.submit.kubernetes import (
+    OPERATORS,
+    FollowedKubernetesJob,
+    KubernetesJob,
+    manifest,
+    service_name,
+    submit,
+)
 from samestep.submit.shell import Answer
 from samestep.submit.site_defaults import KubernetesSite
 from support.manifests import documents, wrong

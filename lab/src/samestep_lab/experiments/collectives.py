@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from samestep.ranks.world.protocol import World
-from samestep.report.bar_charts import Bar, BarChart
+from samestep.report.charts import Bar, BarChart
 from samestep.report.drawing import color
 from samestep_lab.collectives import ring, rooted_collectives
 from samestep_lab.collectives.algorithms import ALL_REDUCE

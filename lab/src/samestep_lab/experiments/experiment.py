@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from samestep.report.drawing import Chart
-from samestep.scaling.analysis.confidence import student_t
+from samestep.scaling.analysis.points import student_t
 
 Ranks: TypeAlias = Callable[..., list[Any]]
 """Runs ``fn(world, *args)`` on N ranks and returns their results, as `samestep.spawn` and `run_ranks` do."""

@@ -2,10 +2,9 @@
 
 from dataclasses import asdict
 
+from samestep.bench.figures import STEP_HEAD, fastest_synchronizer, step_cells
 from samestep.bench.request import ALONE
-from samestep.bench.step_times import StepRow, measure
-from samestep.bench.synchronizers import NEEDS, WAYS, Problem, ways_here
-from samestep.bench.text import STEP_HEAD, fastest_synchronizer, step_cells
+from samestep.bench.step_times import NEEDS, WAYS, Problem, StepRow, measure, ways_here
 from samestep.ranks.world.protocol import World
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.units import bytes_text
-from samestep.bench.synchronizers import Problem, Trainee
+from samestep.bench.step_times import Problem, Trainee
 from samestep.ranks.world.protocol import World
-from samestep.report.bar_charts import Span, TimeLine
+from samestep.report.charts import Span, TimeLine
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
 STEPS = 3

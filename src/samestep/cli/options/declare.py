@@ -48,17 +48,17 @@ def grouped(verb: Callable[..., Result]) -> Callable[..., Result]:
     A group is a dataclass with an `option` as the annotation of each field. The defaults of the options are
     those of the group, or those of the instance that is the parameter's default.
     """
-    own = inspect.signature(verb, eval_str=True)
+    declared = inspect.signature(verb, eval_str=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for one in own.parameters.values():
-        if is_dataclass(one.annotation):
-            groups[one.name] = one.annotation
-            parameters += _options_of(one)
-        elif one.kind is not one.VAR_KEYWORD:
-            parameters.append(one)
+    for parameter in declared.parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += _options_of(parameter)
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
 
-    signature = own.replace(parameters=parameters)
+    signature = declared.replace(parameters=parameters)
 
     @wraps(verb)
     def command(*arguments: Any, **flags: Any) -> Result:
@@ -78,12 +78,12 @@ def grouped(verb: Callable[..., Result]) -> Callable[..., Result]:
 
 def _given_options(signature: inspect.Signature, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options that are not those by default, by the option's name."""
-    found = {}
-    for name, one in signature.parameters.items():
-        made = next(iter(get_args(one.annotation)[1:]), None)
-        if isinstance(made, OptionInfo) and values[name] not in (None, one.default):
-            found[_option_name(name, made)] = values[name]
-    return found
+    chosen = {}
+    for name, parameter in signature.parameters.items():
+        made = next(iter(get_args(parameter.annotation)[1:]), None)
+        if isinstance(made, OptionInfo) and values[name] not in (None, parameter.default):
+            chosen[_option_name(name, made)] = values[name]
+    return chosen
 
 
 def _option_name(parameter: str, made: OptionInfo) -> str:
@@ -98,8 +98,8 @@ def _options_of(group: inspect.Parameter) -> list[inspect.Parameter]:
     defaults = kind() if group.default is group.empty else group.default
     hints = get_type_hints(kind, include_extras=True)
     return [
-        group.replace(name=one.name, default=getattr(defaults, one.name), annotation=hints[one.name])
-        for one in fields(kind)
+        group.replace(name=field.name, default=getattr(defaults, field.name), annotation=hints[field.name])
+        for field in fields(kind)
     ]
 
 
@@ -114,34 +114,38 @@ def with_flags_of(*kinds: type, only: Collection[str] = (), defaults: bool = Fal
     """
 
     def decorate(verb: Verb) -> Verb:
-        own = inspect.signature(verb, eval_str=True)
-        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = [
-            _parameter(one, get_type_hints(kind)[one.name], defaults=defaults)
-            for kind in kinds
-            for one in fields(kind)
-            if one.metadata and (not only or one.name in only)
+        signature = inspect.signature(verb, eval_str=True)
+        named = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        verb.__signature__ = own.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
+        made = [
+            _parameter(setting, get_type_hints(kind)[setting.name], defaults=defaults)
+            for kind in kinds
+            for setting in fields(kind)
+            if setting.metadata and (not only or setting.name in only)
+        ]
+        verb.__signature__ = signature.replace(parameters=[*named, *made])  # type: ignore[attr-defined]
         return verb
 
     return decorate
 
 
-def given(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+def given_settings(settings: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
     """Return the settings whose flags were given, with the types of their dataclasses.
 
     Raises:
         UsageError: a list of numbers contains something else.
     """
-    types = {one.name: get_type_hints(kind)[one.name] for kind in kinds for one in fields(kind)}
-    found = {name: settings[name] for name in types if settings.get(name) not in (None, [])}
-    for name, value in found.items():
+    types = {field.name: get_type_hints(kind)[field.name] for kind in kinds for field in fields(kind)}
+    chosen = {name: settings[name] for name in types if settings.get(name) not in (None, [])}
+    for name, value in chosen.items():
         if types[name] == tuple[float, ...]:
-            found[name] = _numbers(name, value)
+            chosen[name] = _numbers(name, value)
         elif isinstance(value, list):
-            found[name] = tuple(value)
-    return found
+            chosen[name] = tuple(value)
+    return chosen
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
@@ -159,21 +163,21 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parameter(one: Field[Any], kind: Any, *, defaults: bool) -> inspect.Parameter:
-    about, panel, choices = (one.metadata[key] for key in ("about", "panel", "choices"))
+def _parameter(setting: Field[Any], kind: Any, *, defaults: bool) -> inspect.Parameter:
+    about, panel, choices = (setting.metadata[key] for key in ("about", "panel", "choices"))
     if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
         about = f"{about} One of {', '.join(choices)}."
-    name = flag(one.name)
+    name = flag(setting.name)
     kind = _kind(kind)
     usual = f"{name}/--no-{name[2:]}" if kind is bool else name
-    names = one.metadata["names"] or [usual]
-    hidden = one.metadata["hidden"]
-    made = option(one.metadata["metavar"], about, panel, *names, show_default=defaults, hidden=hidden)
+    names = setting.metadata["names"] or [usual]
+    hidden = setting.metadata["hidden"]
+    made = option(setting.metadata["metavar"], about, panel, *names, show_default=defaults, hidden=hidden)
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
-        one.name,
+        setting.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=one.default if defaults else None,
+        default=setting.default if defaults else None,
         annotation=Annotated[asked | None, made],
     )
 

@@ -1,4 +1,7 @@
-"""Declares torchrun's options for several nodes, and turns them into the nodes of a job."""
+"""Declares torchrun's options for several nodes, and turns them into the nodes of a job.
+
+`launch` does not have them, since `report` imports it on systems without fork, and they need modules with it.
+"""
 
 import ipaddress
 import socket
@@ -16,7 +19,7 @@ DEFAULT_PORT = 29500
 """The port of torchrun, for several nodes."""
 
 _PANEL = "Several nodes (torchrun's flags)"
-_LAST_PORT = 65535
+_LAST_PORT = 65535  # ports are numbers of 16 bits
 
 _NUMBERS = {
     "static": ("timeout",),
@@ -111,9 +114,9 @@ def refuse_unused(job: Job, plan: Plan, rendezvous: Rendezvous, *, launcher: str
         UsageError: there is one; the message names it and an alternative.
     """
     if not isinstance(plan, Join):
-        given = rendezvous.master_addr if rendezvous.master_addr not in LOOPBACK else ""
-        if plan.nodes.count == 1 and (given or rendezvous.master_port):
-            flag = f"--master-addr {given}" if given else f"--master-port {rendezvous.master_port}"
+        address = rendezvous.master_addr if rendezvous.master_addr not in LOOPBACK else ""
+        if plan.nodes.count == 1 and (address or rendezvous.master_port):
+            flag = f"--master-addr {address}" if address else f"--master-port {rendezvous.master_port}"
             raise UsageError(
                 f"{flag} is for several nodes; leave it out, or give --nnodes. On one node samestep sets "
                 "MASTER_ADDR and MASTER_PORT to a free port."

@@ -7,7 +7,7 @@ from typing import Annotated
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
 from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, option, switch
-from samestep.report.write import refuse_without_browser
+from samestep.report.page import refuse_without_browser
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
 Data = Annotated[

@@ -46,11 +46,15 @@ def with_options(decision: Decision, **flags: Any) -> Decision:
     options = Options(**flags)
     if options.explain and not decision.runs_once:
         raise UsageError("--explain is for serial scripts on several workers; give one, and -n 2 or more.")
-    given = [one.name for one in fields(Options) if getattr(options, one.name) != getattr(DEFAULTS, one.name)]
+    named = [
+        field.name
+        for field in fields(Options)
+        if getattr(options, field.name) != getattr(DEFAULTS, field.name)
+    ]
     if decision.job.program.kind != "executable" and not decision.starts_workers_alone:
-        given = [name for name in given if decision.is_serial or name not in OF_ALL]
-    if given and not decision.is_serial:
-        raise UsageError(not_serial(given[0], decision.job.program.target))
+        named = [name for name in named if decision.is_serial or name not in OF_ALL]
+    if named and not decision.is_serial:
+        raise UsageError(not_serial(named[0], decision.job.program.target))
     return replace(decision, options=options)
 
 

@@ -1,22 +1,23 @@
 """Computes the points of a study, from its runs or from a table of times; repeats become one point."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median, median_high, median_low, stdev
 from typing import Any, NamedTuple
 
-from samestep.scaling.analysis.confidence import of_rates
-from samestep.scaling.analysis.rank_files import Run
-from samestep.scaling.analysis.run_steps import (
-    SAME_BATCH,
-    SteadySteps,
-    in_samples,
-    steady_steps,
-    with_epochs,
-)
-from samestep.scaling.analysis.study import PHASES, Mode, Point, Rank
+from samestep.scaling.analysis.runs import SAME_BATCH, Run, SteadySteps, in_samples, steady_steps, with_epochs
+from samestep.scaling.analysis.study import PHASES, Interval, Mode, Point, Rank
 
 UNIT = "runs/s"
 """The unit of the rates of such a study."""
+
+
+# Student's t, 97.5 %, by degrees of freedom from 1.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 
 
 class _Repeat(NamedTuple):
@@ -40,26 +41,26 @@ def measured(runs: Sequence[Run], *, one_process: bool = False) -> tuple[Point, 
     return tuple(_point(group) for group in _grouped(repeats))
 
 
-def same_batch(one: float, other: float) -> bool:
+def same_batch(a: float, b: float) -> bool:
     """Return whether two global batches are equal up to rounding."""
-    return abs(one - other) <= SAME_BATCH * max(one, other)
+    return abs(a - b) <= SAME_BATCH * max(a, b)
 
 
 def _grouped(repeats: Sequence[_Repeat]) -> list[list[_Repeat]]:
     """Return the repeats of each point, by the measured batch, not by the requested one."""
     groups: list[list[_Repeat]] = []
     for repeat in repeats:
-        alike = next((group for group in groups if _is_same(group[0], repeat)), None)
-        if alike is None:
+        group = next((group for group in groups if _is_same(group[0], repeat)), None)
+        if group is None:
             groups.append([repeat])
         else:
-            alike.append(repeat)
+            group.append(repeat)
     return groups
 
 
-def _is_same(one: _Repeat, other: _Repeat) -> bool:
-    first, second = ((run.workers, run.cores_of, run.variant) for run in (one.run, other.run))
-    return first == second and same_batch(one.steps.global_batch, other.steps.global_batch)
+def _is_same(a: _Repeat, b: _Repeat) -> bool:
+    first, second = ((run.workers, run.cores_of, run.variant) for run in (a.run, b.run))
+    return first == second and same_batch(a.steps.global_batch, b.steps.global_batch)
 
 
 def _point(repeats: Sequence[_Repeat]) -> Point:
@@ -134,7 +135,7 @@ def from_times(rows: Iterable[tuple[int, float] | Time]) -> tuple[Point, ...]:
     for (workers, is_weak), taken in sorted(seconds.items()):
         runs = workers / smallest if is_weak else 1.0
         mode: Mode = "weak" if is_weak else "strong"
-        rates = of_rates(tuple(runs / one for one in taken))
+        rates = of_rates(tuple(runs / run_s for run_s in taken))
         points.append(Point(workers=workers, mode=mode, speedup=float(workers), efficiency=1.0, **rates))
     return tuple(points)
 
@@ -143,3 +144,45 @@ def has_two_bases(times: Sequence[Time]) -> bool:
     """Return whether the baseline has both strong and weak runs, which need not do the same work."""
     smallest = min(time.workers for time in times)
     return len({time.is_weak for time in times if time.workers == smallest}) > 1
+
+
+def of_repeats(rates: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of a rate by Student's t over repeats, on a scale of ratios.
+
+    The steps of one run share its placement and its background load, so only runs are repeats: a single run
+    has no interval, however many steps it has.
+    """
+    if len(rates) < 2:
+        return None
+    logs = [math.log(rate) for rate in rates]
+    half = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    middle = fmean(logs)
+    return min(math.exp(middle - half), median_low(rates)), max(math.exp(middle + half), median_high(rates))
+
+
+def of_rates(rates: tuple[float, ...]) -> dict[str, Any]:
+    """Return the fields of a point that follow from the rates of its repeats.
+
+    The rate is that of one repeat, so that the phases of that run can be shown with it.
+    """
+    low, high = of_repeats(rates) or (None, None)
+    ends = {"samples_per_second_low": low, "samples_per_second_high": high}
+    return {"samples_per_second": median_low(rates), **ends, "runs": rates}
+
+
+def of_ratio(a: float, b: float, of_a: Interval | None, of_b: Interval | None) -> Interval | None:
+    """Return the interval of ``one / other`` from those of both; None if one of them is unknown.
+
+    It uses the method of variance estimates recovery, on a scale of ratios. Unlike the quotients of the
+    ends, it does not assume that both rates are at opposite ends at the same time.
+    """
+    if of_a is None or of_b is None:
+        return None
+    down = math.hypot(math.log(a / of_a[0]), math.log(of_b[1] / b))
+    up = math.hypot(math.log(of_a[1] / a), math.log(b / of_b[0]))
+    return a / b * math.exp(-down), a / b * math.exp(up)
+
+
+def student_t(freedom: int) -> float:
+    """Return Student's t for a two-sided 95 % interval with `freedom` degrees of freedom, at least 1."""
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.4 / freedom

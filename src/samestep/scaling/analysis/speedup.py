@@ -11,9 +11,8 @@ from itertools import chain
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from samestep.scaling.analysis.confidence import Interval, is_vague, known, of_ratio
-from samestep.scaling.analysis.points import same_batch
-from samestep.scaling.analysis.study import PHASES, Loss, Mode, Point, Rank
+from samestep.scaling.analysis.points import of_ratio, same_batch
+from samestep.scaling.analysis.study import PHASES, Interval, Loss, Mode, Point, Rank, is_vague, known
 
 AS_FAST = 1.05
 """The largest speedup over one process with several workers' cores that is reported as no faster."""
@@ -32,7 +31,7 @@ def relate(points: Sequence[Point]) -> tuple[Point, ...]:
     variants: dict[str, list[Point]] = {}
     for point in {_identity(point): point for point in points}.values():
         variants.setdefault(point.variant, []).append(point)
-    by_mode = [_by_mode(found) for found in variants.values()]
+    by_mode = [_by_mode(group) for group in variants.values()]
     return tuple(chain.from_iterable(series.get(mode, ()) for mode in _MODES for series in by_mode))
 
 
@@ -41,7 +40,7 @@ def series_of(points: Iterable[Point]) -> dict[tuple[Mode, str], list[Point]]:
     series: dict[tuple[Mode, str], list[Point]] = {}
     for point in points:
         series.setdefault((point.mode, point.variant), []).append(point)
-    return {key: sorted(found, key=lambda point: point.workers) for key, found in series.items()}
+    return {key: sorted(group, key=lambda point: point.workers) for key, group in series.items()}
 
 
 def over_one_process(
@@ -55,30 +54,34 @@ def over_one_process(
     related: dict[tuple[str, int], Point] = {}
     for series in series_of(points).values():
         base, alone = series[0], one_process_of(series, one_process)
-        more = [_related(base.mode, base, one) for one in alone]
-        more = [replace(one, efficiency=one.speedup / one.cores_of) for one in more]
+        more = [_related(base.mode, base, process) for process in alone]
+        more = [replace(process, efficiency=process.speedup / process.cores_of) for process in more]
         compared += [_over_fastest(point, [base, *more]) for point in series]
-        related |= {(one.variant, one.cores_of): _over_fastest(one, [base, *more]) for one in more}
-    kept = (related.get((one.variant, one.cores_of), one) for one in one_process)
+        related |= {
+            (process.variant, process.cores_of): _over_fastest(process, [base, *more]) for process in more
+        }
+    kept = (related.get((process.variant, process.cores_of), process) for process in one_process)
     return tuple(compared), tuple(kept)
 
 
 def one_process_of(series: Sequence[Point], one_process: Iterable[Point]) -> list[Point]:
     """Return the points of one worker with the cores of several that `series` is compared with, by cores."""
     base = series[0]
-    alone = [one for one in one_process if one.variant == base.variant and one.device == "cpu"]
-    return sorted(alone, key=lambda one: one.cores_of) if base.workers == 1 else []
+    alone = [
+        process for process in one_process if process.variant == base.variant and process.device == "cpu"
+    ]
+    return sorted(alone, key=lambda process: process.cores_of) if base.workers == 1 else []
 
 
-def over(point: Point, one: Point) -> Point:
-    """Return `point` with the speedup over `one`, one worker with the cores of several."""
-    low, high = (point is not one and rate_ratio(point, one)) or (None, None)
+def over(point: Point, process: Point) -> Point:
+    """Return `point` with the speedup over `process`, one worker with the cores of several."""
+    low, high = (point is not process and rate_ratio(point, process)) or (None, None)
     return replace(
         point,
-        speedup=point.samples_per_second / one.samples_per_second,
+        speedup=point.samples_per_second / process.samples_per_second,
         speedup_low=low,
         speedup_high=high,
-        baseline_cores_of=one.cores_of,
+        baseline_cores_of=process.cores_of,
     )
 
 
@@ -100,15 +103,15 @@ def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> As
     alone = one_process_of(series, one_process)
     if not larger or not alone or any(point.nodes > 1 for point in larger):
         return None
-    process, workers = (max(points, key=lambda one: one.samples_per_second) for points in (alone, larger))
+    process, workers = (max(points, key=lambda point: point.samples_per_second) for points in (alone, larger))
     if process.samples_per_second < base.samples_per_second:
         return None  # the one worker like each is the better baseline, and speedups are over it
     if workers.samples_per_second > AS_FAST * process.samples_per_second:
         return None
     ratios = [rate_ratio(point, process) for point in larger]
-    ends = [one for one in ratios if one is not None]
+    ends = [interval for interval in ratios if interval is not None]
     is_certain = len(ends) == len(larger) and all(high <= AS_FAST for _, high in ends)
-    is_open = any(is_vague(one) and one[1] > AS_FAST for one in ends)
+    is_open = any(is_vague(interval) and interval[1] > AS_FAST for interval in ends)
     return AsFast(over(workers, process), is_certain, is_open and not is_certain)
 
 
@@ -148,9 +151,9 @@ def knee(points: Sequence[Point]) -> int | None:
     return None if best is None or best is usable[-1] else best.workers
 
 
-def rate_ratio(one: Point, other: Point) -> Interval | None:
-    """Return the interval of the rate of `one` divided by that of `other`; None if one has no interval."""
-    return of_ratio(one.samples_per_second, other.samples_per_second, _interval(one), _interval(other))
+def rate_ratio(a: Point, b: Point) -> Interval | None:
+    """Return the interval of the rate of `a` divided by that of `b`; None if one has no interval."""
+    return of_ratio(a.samples_per_second, b.samples_per_second, _interval(a), _interval(b))
 
 
 def _interval(point: Point) -> Interval | None:
@@ -167,22 +170,23 @@ def _by_mode(points: Sequence[Point]) -> dict[Mode, list[Point]]:
     """Return the points of one variant by mode, each mode with its own baseline first."""
     points = sorted(points, key=lambda point: point.workers)
     bases = [point for point in points if point.workers == points[0].workers]
-    found: dict[Mode, list[Point]] = {}
+    modes: dict[Mode, list[Point]] = {}
     for mode in ("strong", "weak"):
         # Without a known batch, the baselines of a mode are those of that mode, if there are any.
-        own = [base for base in bases if base.global_batch is None and base.mode == mode] or bases
+        candidates = [base for base in bases if base.global_batch is None and base.mode == mode] or bases
         largest = max(
-            ([base, *(one for one in points if _is_of_mode(mode, base, one))] for base in own), key=len
+            ([base, *(point for point in points if _is_of_mode(mode, base, point))] for base in candidates),
+            key=len,
         )
         if len(largest) > 1:
-            found[mode] = largest
+            modes[mode] = largest
     if len(bases) == len(points):
-        found["strong"] = bases[:1]
-    placed = list(chain.from_iterable(found.values()))
+        modes["strong"] = bases[:1]
+    placed = list(chain.from_iterable(modes.values()))
     left = [point for point in points if point not in placed]
     if left:
-        found["neither"] = left if left[0] in bases else [bases[0], *left]
-    return {mode: [_related(mode, series[0], point) for point in series] for mode, series in found.items()}
+        modes["neither"] = left if left[0] in bases else [bases[0], *left]
+    return {mode: [_related(mode, series[0], point) for point in series] for mode, series in modes.items()}
 
 
 def _is_of_mode(mode: Mode, base: Point, point: Point) -> bool:
@@ -213,8 +217,8 @@ def _related(mode: Mode, base: Point, point: Point) -> Point:
 def _over_fastest(point: Point, alone: Sequence[Point]) -> Point:
     """Return `point` with the speedup over the fastest of `alone` that has no more cores on one node."""
     cores_of = max(1, point.cores_of * point.workers // point.nodes)
-    usable = [one for one in alone if one.cores_of <= cores_of]
-    fastest = max(usable, key=lambda one: one.samples_per_second)
+    usable = [process for process in alone if process.cores_of <= cores_of]
+    fastest = max(usable, key=lambda process: process.samples_per_second)
     return point if fastest.cores_of == 1 else over(point, fastest)
 
 
@@ -242,11 +246,11 @@ def straggler(point: Point) -> Straggler | None:
     if len(point.ranks) < 2 or not point.waiting_s or not all(rank.step_s for rank in point.ranks):
         return None
     slowest = max(point.ranks, key=_busy)
-    others = [rank for rank in point.ranks if rank is not slowest]
-    excess = _busy(slowest) - median_low(map(_busy, others))
-    if excess * len(others) / len(point.ranks) < _MOSTLY * point.waiting_s:
+    rest = [rank for rank in point.ranks if rank is not slowest]
+    excess = _busy(slowest) - median_low(map(_busy, rest))
+    if excess * len(rest) / len(point.ranks) < _MOSTLY * point.waiting_s:
         return None
-    more = {name: slowest.step_s[name] - median_low(rank.step_s[name] for rank in others) for name in _OWN}
+    more = {name: slowest.step_s[name] - median_low(rank.step_s[name] for rank in rest) for name in _OWN}
     phase = max(more, key=lambda name: more[name])
     return Straggler(slowest.rank, phase, more[phase])
 
@@ -272,9 +276,9 @@ def _losses(point: Point, base: Point) -> tuple[Loss, ...]:
         "compute": lost["forward"] + lost["backward"],
     }
     if slow:  # the mean over ranks includes a part of its excess, which the others wait for as well
-        own = slow.phase_s / len(point.ranks)
-        by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= own
-        by_cause["straggler"] = waiting + own
+        excess_s = slow.phase_s / len(point.ranks)
+        by_cause["compute" if slow.phase in {"forward", "backward"} else slow.phase] -= excess_s
+        by_cause["straggler"] = waiting + excess_s
     named: dict[str, Any] = {"phase": slow.phase, "rank": slow.rank} if slow else {}
     losses = [
         Loss(cause=cause, share=seconds / whole, **(named if cause == "straggler" else {}))

@@ -13,7 +13,6 @@ from samestep.base import step_phases
 from samestep.base.documents import FormatError, NotNegative, Positive, PositiveInt, read_as, read_json
 from samestep.base.errors import UsageError
 from samestep.base.record import write_json
-from samestep.scaling.analysis.confidence import Interval, is_vague, known
 
 FORMAT = 2
 """The version of the format of ``study.json``."""
@@ -29,6 +28,21 @@ PHASES = step_phases.ALL
 
 Mode: TypeAlias = Literal["strong", "weak", "neither"]
 """The scaling mode: the global batch was constant, grew with the workers, or did neither."""
+
+
+Interval: TypeAlias = tuple[float, float]
+"""The lower and the upper end of a 95 % interval."""
+
+
+def known(low: float | None, high: float | None) -> Interval | None:
+    """Return the interval between two ends, or None if they are unknown."""
+    return None if low is None or high is None else (low, high)
+
+
+def is_vague(between: Interval) -> bool:
+    """Return whether an interval is too wide for a conclusion: more than a factor of two."""
+    low, high = between
+    return high > 2 * low
 
 
 def _missing_phases(step_s: Mapping[str, float]) -> str:
@@ -208,16 +222,16 @@ def read_study(path: Path) -> Study:
         UsageError: there is none, it is damaged, or it has another format; names the place.
     """
     file = path / NAME if path.is_dir() else path
-    found = read_json(file, most=_BYTES)
-    if not isinstance(found, dict) or not {"format", "points"} <= found.keys():
+    document = read_json(file, most=_BYTES)
+    if not isinstance(document, dict) or not {"format", "points"} <= document.keys():
         raise UsageError(f"{file} is not a study: it lacks format or points.")
-    if found["format"] != FORMAT:
+    if document["format"] != FORMAT:
         raise UsageError(
-            f"{file} is of format {found['format']}, and this version of samestep reads {FORMAT}: "
+            f"{file} is of format {document['format']}, and this version of samestep reads {FORMAT}: "
             "read it with the version that wrote it."
         )
     try:
-        study: Study = read_as(Study, found, "study")
+        study: Study = read_as(Study, document, "study")
         _check(study)
     except FormatError as error:
         raise UsageError(f"{file} is damaged: {error}.") from None

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from samestep.base.units import percent
-from samestep.scaling.analysis.confidence import Interval
 from samestep.scaling.analysis.point_text import gain
 from samestep.scaling.analysis.speedup import (
     AS_FAST,
@@ -27,7 +26,7 @@ from samestep.scaling.analysis.speedup import (
     threads_as_fast,
     with_losses,
 )
-from samestep.scaling.analysis.study import Point, Study, Verdict, Worth
+from samestep.scaling.analysis.study import Interval, Point, Study, Verdict, Worth
 
 SENTENCES: Mapping[str, str] = {
     "speedup": "{gain}.",
@@ -142,11 +141,11 @@ def is_decided(point: Point, base: Point, bar: float) -> bool:
 
     The baseline itself has no interval.
     """
-    alike, known = same_threads([base, point])[1].between, point.between
-    if alike is None or known is None:
+    efficient, speedup = same_threads([base, point])[1].between, point.between
+    if efficient is None or speedup is None:
         return False
     needed, least = bar * point.workers, least_speedup(point, base)
-    return alike[1] < needed or known[1] < least or (alike[0] >= needed and known[0] > least)
+    return efficient[1] < needed or speedup[1] < least or (efficient[0] >= needed and speedup[0] > least)
 
 
 def pays(point: Point, fewer: Point) -> bool | None:

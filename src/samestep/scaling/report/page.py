@@ -2,12 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from samestep import __version__
-from samestep.report.drawing import patterns
+from samestep.base.units import counted, percent, seconds_text
+from samestep.report.charts import Bar, BarChart, PointChart, TimeLine
+from samestep.report.charts import Span as Drawn
+from samestep.report.drawing import PARTS, Chart, DataPoint, color, patterns
 from samestep.report.page import (
     bullets,
     numeric_columns,
@@ -16,18 +20,22 @@ from samestep.report.page import (
     table,
     title_of,
     unbroken_flags,
+    write_text,
 )
-from samestep.report.write import write_text
-from samestep.scaling.analysis.study import Study
-from samestep.scaling.report.figures import summary_charts, time_lines
-from samestep.scaling.report.rows import (
+from samestep.scaling.analysis.point_text import like_each, times
+from samestep.scaling.analysis.points import UNIT
+from samestep.scaling.analysis.speedup import rate_ratio, same_threads
+from samestep.scaling.analysis.study import Point, Span, Study
+from samestep.scaling.report.tables import (
     NO_POINTS,
     Kind,
     facts,
     headings,
     kinds,
+    parts,
     ranks,
     results,
+    shown_ranks,
     steps,
 )
 
@@ -50,14 +58,8 @@ _TERMS = (
         "time that a step waits for communication of gradients, not hidden by backward",
     ),
     ("oversubscribed", "the workers had fewer cores than threads, or shared accelerators"),
-    (
-        "95 % interval",
-        "Student's t of the logarithms of repeats, widened to the medians",
-    ),
-    (
-        "workers' time",
-        "time of all workers added up; cost in cores or accelerators follows from it",
-    ),
+    ("95 % interval", "Student's t of the logarithms of repeats, widened to the medians"),
+    ("workers' time", "time of all workers added up; cost in cores or accelerators follows from it"),
 )
 
 
@@ -90,7 +92,7 @@ def _body(study: Study) -> Iterator[str]:
 def _unbroken(text: str) -> str:
     """Return HTML without line breaks before percent signs and in flags."""
     text = text.replace(" %", "\N{NO-BREAK SPACE}%")
-    return _SENTENCE.sub(lambda found: unbroken_flags(found[0]), text)
+    return _SENTENCE.sub(lambda sentence: unbroken_flags(sentence[0]), text)
 
 
 def _results(study: Study) -> Iterator[str]:
@@ -111,30 +113,28 @@ def _has_no_conclusion(study: Study) -> bool:
 
 
 def _measured(study: Study) -> Iterator[str]:
-    found = kinds(study)
+    studied = kinds(study)
     head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))
     yield section(
-        "Scaling",
-        f'<div class="grid2">{drawn}</div>',
-        table(rows, head=head, right=numeric_columns(rows)),
+        "Scaling", f'<div class="grid2">{drawn}</div>', table(rows, head=head, right=numeric_columns(rows))
     )
-    yield from _steps(study, found)
+    yield from _steps(study, studied)
 
 
-def _steps(study: Study, found: list[Kind]) -> Iterator[str]:
+def _steps(study: Study, studied: list[Kind]) -> Iterator[str]:
     head, rows = steps(study)
     if not rows:
         return
     lines = "".join(line.render() for line in time_lines(study))
     parts = [table(rows, head=head, right=numeric_columns(rows)), lines]
-    several = [kind for kind in found if len(kind.largest.ranks) > 1]
+    several = [kind for kind in studied if len(kind.largest.ranks) > 1]
     for kind in several[:4]:
         named = f" ({kind.title})" if kind.letter else ""
-        own_head, own = ranks(kind.largest)
-        whole = "All" if len(own) == kind.largest.workers else f"The slowest {len(own)} of"
+        own_head, rank_rows = ranks(kind.largest)
+        whole = "All" if len(rank_rows) == kind.largest.workers else f"The slowest {len(rank_rows)} of"
         parts.append(f"<h3>{whole} {kind.largest.workers} workers{escape(named)}</h3>")
-        parts.append(table(own, head=own_head, right=numeric_columns(own)))
+        parts.append(table(rank_rows, head=own_head, right=numeric_columns(rank_rows)))
     yield section("Phases of a step", *parts)
 
 
@@ -153,3 +153,178 @@ def _background(study: Study) -> Iterator[str]:
     if study.notes and not _has_no_conclusion(study):
         yield section("Notes", bullets([note.text for note in study.notes], "notes"))
     yield section("Terms", table(_TERMS))
+
+
+_PLACES = {name: number for number, name in enumerate(PARTS)}
+_MOST_TIME_LINES = 4  # each is as wide as the page
+_VISIBLE_MS = 1e-6  # a shorter wait is a rounding error of a difference
+_ONE_PROCESS = "one process, all their threads"
+
+
+def charts(study: Study) -> list[Chart]:
+    """Return all charts of `study`."""
+    return [*summary_charts(study), *time_lines(study)]
+
+
+def summary_charts(study: Study) -> list[Chart]:
+    """Return the charts of all points; those of speedup and efficiency need several numbers of workers."""
+    studied = kinds(study)
+    if not studied:
+        return []
+    drawn: list[Chart] = [_throughput(studied, study.unit)]
+    if any(kind.has_speedup for kind in studied):
+        drawn = [_speedup(studied), *drawn, _efficiency(study, studied)]
+    return [*drawn, _phase_bars(studied)] if any(point.step_s for point in study.points) else drawn
+
+
+def time_lines(study: Study) -> Iterator[TimeLine]:
+    """Yield a time line of one step for each kind, on its largest number of workers."""
+    drawn = [(kind, point) for kind in kinds(study) if any((point := kind.largest).timeline)]
+    for kind, point in drawn[:_MOST_TIME_LINES]:
+        ranks = shown_ranks(point)
+        left_out = len(point.timeline) - len(ranks)
+        more = f" {left_out} faster ranks are left out." if left_out else ""
+        exchange_s = min(sum(_synced(spans)) for spans in point.timeline)
+        yield TimeLine(
+            title=f"One step on {counted(point.workers, 'worker')}{f', {kind.title}' if kind.letter else ''}",
+            name=f"one step {kind.letter}",
+            kinds=list(PARTS.values()),
+            rows={f"rank {rank}": list(_drawn(point.timeline[rank], exchange_s)) for rank in ranks},
+            note="A step of typical length. All ranks leave the communication at the same time; time beyond "
+            f"the shortest wait of a rank is waiting for other ranks.{more}",
+        )
+
+
+def _synced(spans: Sequence[Span]) -> list[float]:
+    return [span.end_s - span.begin_s for span in spans if span.phase == "exposed_sync"]
+
+
+def _drawn(spans: Sequence[Span], exchange_s: float) -> Iterator[Drawn]:
+    """Yield the phases of a rank in ms; waiting beyond `exchange_s` is waiting for other ranks."""
+    for span in spans:
+        begin, end = 1e3 * span.begin_s, 1e3 * span.end_s
+        if span.phase == "exposed_sync":
+            arrived = max(begin, end - 1e3 * exchange_s)
+            if arrived - begin > _VISIBLE_MS:
+                yield Drawn(_PLACES["waiting"], begin, arrived)
+                begin = arrived
+        if end > begin and span.phase in PARTS:
+            yield Drawn(_PLACES[span.phase], begin, end)
+
+
+def _speedup(studied: list[Kind]) -> PointChart:
+    lines, note = _lines(studied, lambda _: 1), _caveats(studied)
+    y = f"times {like_each(studied[0].points[0]) or 'the baseline'}"
+    return PointChart(title="Speedup", y=y, lines=lines, ideal=float, base=2, text=times, note=note)
+
+
+def _efficiency(study: Study, studied: list[Kind]) -> PointChart:
+    bar = study.verdict.bar if study.verdict else None
+    return PointChart(
+        title="Efficiency",
+        y="speedup by workers",
+        lines=_lines(studied, lambda point: point.workers),
+        ideal=lambda _: 1.0,
+        limit=None if bar is None else (bar, f"required: {percent(bar)}"),
+        tick=percent,
+        text=percent,
+        note=_caveats(studied),
+    )
+
+
+def _lines(studied: list[Kind], by: Callable[[Point], int]) -> dict[str, list[DataPoint]]:
+    """Return the speedups over one worker like each with their intervals, divided `by` something.
+
+    One worker with the cores of several has a line of its own.
+    """
+
+    def measured(point: Point) -> DataPoint:
+        ends = point.speedup, point.speedup_low, point.speedup_high
+        y, low, high = ((point.speedup if end is None else end) / by(point) for end in ends)
+        return DataPoint(point.workers, y, low, high, is_hollow=point.oversubscribed)
+
+    def process(point: Point, base: Point) -> DataPoint:
+        low, high = rate_ratio(point, base) or (None, None)
+        speedup = point.efficiency * point.cores_of
+        as_workers = replace(
+            point, workers=point.cores_of, speedup=speedup, speedup_low=low, speedup_high=high
+        )
+        return measured(as_workers)
+
+    of_workers = {kind.title: list(map(measured, same_threads(kind.points))) for kind in studied}
+    of_process = {
+        f"{kind.letter}: {_ONE_PROCESS}".removeprefix(": "): [
+            measured(kind.points[0]),
+            *(process(point, kind.points[0]) for point in kind.one_process),
+        ]
+        for kind in studied
+        if kind.one_process
+    }
+    return of_workers | of_process
+
+
+def _throughput(studied: list[Kind], unit: str) -> BarChart:
+    unit, scale = ("runs/h", 3600.0) if unit == UNIT else (unit, 1.0)
+
+    def bar(kind: Kind, point: Point) -> Bar:
+        first, rate = kind.points[0], point.samples_per_second
+        ends = (point.samples_per_second_low, point.samples_per_second_high)
+        low, high = (scale * (rate if end is None else end) for end in ends)
+        return Bar(
+            name=kind.letter,
+            parts={studied.index(kind): scale * rate},
+            ideal=scale * first.samples_per_second * point.workers / first.workers,
+            low=low,
+            high=high,
+            text=percent(point.efficiency),
+        )
+
+    groups = _by_workers(studied, bar)
+    has_gap = any(drawn.ideal > drawn.value for bars in groups.values() for drawn in bars)
+    return BarChart(
+        title="Throughput, and the gap to ideal" if has_gap else "Throughput",
+        name="throughput",
+        x="workers",
+        y=unit,
+        kinds=[(color(number), kind.title) for number, kind in enumerate(studied)],
+        groups=groups,
+        text=lambda rate: f"{rate:,.4g} {unit}",
+        note="Dashed: ideal throughput, at the baseline's speed of each worker." if has_gap else "",
+    )
+
+
+def _phase_bars(studied: list[Kind]) -> BarChart:
+    def bar(kind: Kind, point: Point) -> Bar:
+        lengths = {_PLACES[name]: 1e3 * seconds for name, seconds in parts(point).items() if seconds > 0}
+        return Bar(name=kind.letter, parts=lengths, text=f"{sum(lengths.values()):.3g}")
+
+    timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in studied]
+    return BarChart(
+        title="Phases of a step",
+        x="workers",
+        y="ms per step",
+        kinds=list(PARTS.values()),
+        groups=_by_workers(timed, bar),
+        text=lambda ms: seconds_text(ms / 1e3),
+        shares=True,
+        note="Mean over ranks. " + " ".join(f"{kind.title}." for kind in studied if kind.letter),
+    )
+
+
+def _by_workers(studied: list[Kind], bar: Callable[[Kind, Point], Bar]) -> dict[str, list[Bar]]:
+    """Return the bar of each point, in groups of one number of workers."""
+    groups: dict[int, list[Bar]] = {}
+    for kind in studied:
+        for point in kind.points:
+            groups.setdefault(point.workers, []).append(bar(kind, point))
+    return {str(workers): groups[workers] for workers in sorted(groups)}
+
+
+def _caveats(studied: list[Kind]) -> str:
+    points = [point for kind in studied for point in kind.points]
+    notes = []
+    if any(point.speedup_low is not None for point in points):
+        notes.append("Vertical lines: 95 % interval over repeats; an arrow marks a clipped end.")
+    if any(point.oversubscribed for point in points):
+        notes.append("Hollow: oversubscribed; not valid for more machines.")
+    return " ".join(notes)

@@ -15,7 +15,7 @@ from samestep.report.read_run import OTHER, PHASES, read_run
 from samestep.report.read_run import Run as TrainingRun
 from samestep.scaling.analysis.point_text import counted
 from samestep.scaling.analysis.points import UNIT, Time, from_times, has_two_bases, measured
-from samestep.scaling.analysis.rank_files import (
+from samestep.scaling.analysis.runs import (
     RankFile,
     Run,
     is_oversubscribed,
@@ -142,11 +142,7 @@ def _of_runs(paths: Sequence[Path]) -> Study:
     counts = sorted({run.workers for run in runs})
     if len(counts) < 2:
         raise UsageError(f"all runs are on {counted(counts[0])}: give runs on another number of workers too.")
-    settings = {
-        "from": [str(path) for path in paths],
-        "launchers": launchers(runs),
-        "recipe": recipe(runs),
-    }
+    settings = {"from": [str(path) for path in paths], "launchers": launchers(runs), "recipe": recipe(runs)}
     study = Study(
         target=target(runs),
         command=tuple(made["command"]),
@@ -169,12 +165,12 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
     Raises:
         UsageError: two paths are one folder.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         folder = path.resolve()
-        if folder in found:
-            raise UsageError(f"{path} is the same folder as {found[folder]}: give each run once.")
-        found[folder] = path
+        if folder in folders:
+            raise UsageError(f"{path} is the same folder as {folders[folder]}: give each run once.")
+        folders[folder] = path
 
 
 def _run(path: Path) -> Run:
@@ -223,13 +219,13 @@ def check_same_training(paths: Sequence[Path], runs: Sequence[Run]) -> None:
     Raises:
         UsageError: two runs belong to different trainings; names them.
     """
-    first, *others = map(invocation_of, runs)
-    for path, other in zip(paths[1:], others, strict=True):
-        apart = _trained_apart(first, other)
-        if apart:
+    first, *rest = map(invocation_of, runs)
+    for path, invocation in zip(paths[1:], rest, strict=True):
+        programs = _trained_apart(first, invocation)
+        if programs:
             raise UsageError(
-                f"{paths[0]} is a run of {apart[0]}, {path} of {apart[1]}: give runs of one training. To "
-                "compare different programs, write their workers and seconds into a table."
+                f"{paths[0]} is a run of {programs[0]}, {path} of {programs[1]}: give runs of one training. "
+                "To compare different programs, write their workers and seconds into a table."
             )
 
 
@@ -241,24 +237,24 @@ def differences(runs: Sequence[Run]) -> str:
 def target(runs: Sequence[Run]) -> str:
     """Return the program and its arguments, with ``...`` for values that differ between runs."""
     first = invocation_of(runs[0])
-    words, apart = [first.program or "a training"], _differing(runs)
+    words, differing = [first.program or "a training"], _differing(runs)
     if first.source != "folder":
         for name, value in first.settings.items():
-            shown = "..." if name in apart else value
+            shown = "..." if name in differing else value
             words += [name, shown] if name.startswith("-") else [shown]
     return " ".join(filter(None, words))
 
 
-def _trained_apart(one: Invocation, other: Invocation) -> tuple[str, str] | None:
+def _trained_apart(a: Invocation, b: Invocation) -> tuple[str, str] | None:
     """Return the trainings of two runs in words if they certainly differ."""
-    if one.program != other.program and one.program and other.program:
-        return one.program, other.program
-    if one.source != other.source or one.source == "script":
+    if a.program != b.program and a.program and b.program:
+        return a.program, b.program
+    if a.source != b.source or a.source == "script":
         return None
     for name in _TRAINING_FLAGS:
-        values = one.settings.get(name, ""), other.settings.get(name, "")
+        values = a.settings.get(name, ""), b.settings.get(name, "")
         if values[0] != values[1]:
-            before, after = (f"{one.program} {name} {value}" if value else one.program for value in values)
+            before, after = (f"{a.program} {name} {value}" if value else a.program for value in values)
             return before, after
     return None
 
@@ -266,18 +262,18 @@ def _trained_apart(one: Invocation, other: Invocation) -> tuple[str, str] | None
 def _differing(runs: Sequence[Run]) -> dict[str, str]:
     """Return the values of each setting that differs; empty if they are in proportion to the workers."""
     every = [invocation_of(run) for run in runs]
-    every = [one for one in every if one.source == every[0].source and (one.program or one.settings)]
-    names = dict.fromkeys(name for one in every for name in one.settings)
-    found = {}
+    every = [run for run in every if run.source == every[0].source and (run.program or run.settings)]
+    names = dict.fromkeys(name for run in every for name in run.settings)
+    texts_of = {}
     for name in names:
-        values = dict.fromkeys((one.workers, one.settings.get(name)) for one in every)
+        values = dict.fromkeys((run.workers, run.settings.get(name)) for run in every)
         if len({value for _, value in values}) > 1:
             texts = (
                 f"{'none' if value is None else value or 'given'} at {counted(workers)}"
                 for workers, value in values
             )
-            found[name] = "" if _is_proportional(values) else ", ".join(texts)
-    return found
+            texts_of[name] = "" if _is_proportional(values) else ", ".join(texts)
+    return texts_of
 
 
 def _is_proportional(values: Mapping[tuple[int, str | None], None]) -> bool:
@@ -333,13 +329,13 @@ def measured_run(run: TrainingRun) -> Run:
 def _steps(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the equal steps of a window; none if a number of it was not finite."""
     phases = {name: float(row.get(name, math.nan)) for name in PHASES}
-    in_step, other = sum(phases.values()), float(row.get(OTHER, 0.0))  # older folders lack it
+    in_step, other_s = sum(phases.values()), float(row.get(OTHER, 0.0))  # older folders lack it
     samples = row["samples_per_second"] * in_step
-    if not math.isfinite(samples + other):
+    if not math.isfinite(samples + other_s):
         return
-    own = {"seconds": in_step + other, "samples": samples, "at": 0.0, **phases, OTHER: other}
+    fields = {"seconds": in_step + other_s, "samples": samples, "at": 0.0, **phases, OTHER: other_s}
     for before in range(int(row.get("steps", 1))):
-        yield {"step": int(row["step"]) - before, **own}
+        yield {"step": int(row["step"]) - before, **fields}
 
 
 def _sync(run: TrainingRun, workers: int) -> str:
@@ -436,7 +432,7 @@ def _check_baselines(path: Path, times: Sequence[Time]) -> None:
 
 def _is_text(text: str) -> bool:
     """Return whether `text` has no control characters; error messages print parts of it to a terminal."""
-    return all(one.isprintable() or one.isspace() for one in text)
+    return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -447,7 +443,7 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _cells(line: str) -> list[str]:
-    separator = next((one for one in _SEPARATORS if one in line), None)
+    separator = next((mark for mark in _SEPARATORS if mark in line), None)
     cells = [cell.strip().strip("\"'") for cell in line.split(separator)]
     # A comma that does not separate cells is a decimal comma, as some spreadsheets write it.
     return cells if separator == "," else [cell.replace(",", ".") for cell in cells]

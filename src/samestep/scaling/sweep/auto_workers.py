@@ -16,6 +16,7 @@ from samestep.scaling.analysis.speedup import AS_FAST
 from samestep.scaling.sweep.trial import Outcome, Trial
 
 STEPS, WARM_UP = 20, 5
+"""The measured steps of each run, and those before them; few, since all runs share `LIMIT_S`."""
 LIMIT_S = 20.0
 """The seconds of all runs together."""
 _LEAST_S = 3.0
@@ -46,33 +47,33 @@ def candidates(cores: int) -> list[Candidate]:
 
     One process with one thread and with all cores, a worker for each core, and powers of two between.
 
-    >>> [tuple(one) for one in candidates(4)], [tuple(one) for one in candidates(1)]
+    >>> [tuple(size) for size in candidates(4)], [tuple(size) for size in candidates(1)]
     ([(1, 1), (1, 4), (2, 2), (4, 1)], [(1, 1)])
     """
     powers = {2**k for k in range(cores.bit_length()) if cores % 2**k == 0}
     return sorted({Candidate(1, 1), *(Candidate(n, cores // n) for n in powers | {cores})})
 
 
-def runs(found: Sequence[Candidate], words: Sequence[str], folder: Path) -> list[tuple[Candidate, Trial]]:
+def runs(among: Sequence[Candidate], words: Sequence[str], folder: Path) -> list[tuple[Candidate, Trial]]:
     """Return the run of each candidate, those first that are most likely the fastest.
 
     `words` are the script with its arguments, and the flags of ``samestep run`` before it; `folder` is an
     absolute path for the files of the runs.
     """
-    last, *others = sorted(found, reverse=True)
-    ordered = [last, *sorted(others, key=lambda one: (one.workers, -one.threads))]
+    last, *rest = sorted(among, reverse=True)
+    ordered = [last, *sorted(rest, key=lambda candidate: (candidate.workers, -candidate.threads))]
     trials = []
     for number, case in enumerate(ordered):
-        own = folder / f"{number}"
-        clock = (f"--clock={own / 'clock'}", f"--clock-steps={STEPS}", f"--clock-warm-up={WARM_UP}")
+        files = folder / f"{number}"
+        clock = (f"--clock={files / 'clock'}", f"--clock-steps={STEPS}", f"--clock-warm-up={WARM_UP}")
         trial = Trial(
             number=number,
             workers=case.workers,
             modes=("strong",),
             repeat=1,
-            command=("run", *clock, f"--threads={case.threads}", f"--scratch={own / 'scratch'}", *words),
+            command=("run", *clock, f"--threads={case.threads}", f"--scratch={files / 'scratch'}", *words),
             environment=UNTRACKED,
-            folder=own,
+            folder=files,
         )
         trials.append((case, trial))
     return trials
@@ -116,24 +117,28 @@ def measure(
     return Measured(rates, errors, late)
 
 
-def fastest(found: Sequence[Candidate], measured: Measured) -> Candidate:
+def fastest(among: Sequence[Candidate], measured: Measured) -> Candidate:
     """Return the smallest candidate that is as fast as the fastest, by the rule of a study.
 
     Without a measurement it is a worker for each core: calls that take longer split are found in the run.
     """
     if not measured.rates:
-        return max(found)
+        return max(among)
     most = max(measured.rates.values())
-    return next(one for one in found if measured.rates.get(one, 0.0) * AS_FAST >= most)
+    return next(candidate for candidate in among if measured.rates.get(candidate, 0.0) * AS_FAST >= most)
 
 
-def in_words(found: Sequence[Candidate], measured: Measured) -> str:
+def in_words(among: Sequence[Candidate], measured: Measured) -> str:
     """Return the message with the choice and the rates of all candidates."""
-    each = (f"{one.workers} x {one.threads}{_result(one, measured)}" for one in found)
-    return f"-n auto: {fastest(found, measured)} (workers x threads, samples/s: {', '.join(each)})"
+    each = (f"{candidate.workers} x {candidate.threads}{_result(candidate, measured)}" for candidate in among)
+    return f"-n auto: {fastest(among, measured)} (workers x threads, samples/s: {', '.join(each)})"
 
 
-def _result(one: Candidate, measured: Measured) -> str:
-    if one in measured.rates:
-        return f": {measured.rates[one]:,.4g}"
-    return f" failed: {measured.errors[one]}" if one in measured.errors else f" not within {LIMIT_S:.0f} s"
+def _result(candidate: Candidate, measured: Measured) -> str:
+    if candidate in measured.rates:
+        return f": {measured.rates[candidate]:,.4g}"
+    return (
+        f" failed: {measured.errors[candidate]}"
+        if candidate in measured.errors
+        else f" not within {LIMIT_S:.0f} s"
+    )

@@ -19,14 +19,7 @@ from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.report.run_page import NAME as PAGE
 from samestep.scaling.analysis.points import measured
-from samestep.scaling.analysis.rank_files import (
-    Run,
-    is_oversubscribed,
-    launchers,
-    machine,
-    read_ranks,
-    recipe,
-)
+from samestep.scaling.analysis.runs import Run, is_oversubscribed, launchers, machine, read_ranks, recipe
 from samestep.scaling.analysis.study import NAME, Note, Point, Study, write_study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import write_study_page
@@ -184,7 +177,7 @@ def _result(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
         return rate
     ran = {outcome.trial.number for outcome in outcomes}
     failed = {outcome.trial.case for outcome in outcomes if outcome.error}
-    left = sum(one.number not in ran and one.case not in failed for one in trials)
+    left = sum(trial.number not in ran and trial.case not in failed for trial in trials)
     rest = f"; {counted(left, 'run')} to go, about {seconds_text(left * fmean(took))}" if left else ""
     return f"{rate}, in {seconds_text(last.seconds)}{rest}"
 
@@ -201,12 +194,12 @@ def _progress(total: int) -> Iterator[Report]:
     with progress_bar(total, shown=True) as advance:
         begun = 0
 
-        def begin(what: str) -> None:
+        def begin(description: str) -> None:
             nonlocal begun
             begun += 1
-            advance(what)
+            advance(description)
             if not sys.stderr.isatty():
-                inform(f"run {begun} of {total}: {what}")
+                inform(f"run {begun} of {total}: {description}")
 
         yield begin
 
@@ -222,7 +215,7 @@ def collect_study(
 
     `command` has requested them, if the command of this process has not.
     """
-    names = [one.name for one in frame.request.variants]
+    names = [variant.name for variant in frame.request.variants]
     good = sorted(
         (outcome.trial for outcome in outcomes if not outcome.error),
         key=lambda trial: (names.index(trial.variant), trial.workers, trial.number),
@@ -249,7 +242,7 @@ def collect_study(
         *_failures(outcomes),
         *_not_executed(trials, outcomes),
         *_short(frame.request, runs),
-        *load_notes([one.background for one in outcomes if one.background]),
+        *load_notes([outcome.background for outcome in outcomes if outcome.background]),
     ]
     study = conclude(study.with_notes(made), frame.bar)
     return study.with_notes(_mode_notes(frame.request, good, study.points))
@@ -288,8 +281,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 def in_words(request: Request) -> str:
     """Return the target of a study with its arguments."""
-    what = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
-    return " ".join((what + request.target, *request.arguments))
+    prefix = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
+    return " ".join((prefix + request.target, *request.arguments))
 
 
 def log_of(trial: Trial, folder: Path) -> Path:
@@ -314,7 +307,7 @@ def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) 
         "mode": request.scaling,
         "seed": request.seed,
         "flags": " ".join(request.flags),
-        "compared": [one.name for one in request.variants if one.name],
+        "compared": [variant.name for variant in request.variants if variant.name],
         "launchers": launchers(runs),
         **source,
         "recipe": recipe(runs),
@@ -323,7 +316,7 @@ def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) 
 
 
 def _failures(outcomes: Sequence[Outcome]) -> Iterator[Note]:
-    for outcome in (one for one in outcomes if one.error):
+    for outcome in (outcome for outcome in outcomes if outcome.error):
         trial, code = outcome.trial, outcome.exit_code
         failed = "has no result" if code == 0 else f"failed with exit code {code}" if code else "failed"
         log = f" Its log: {log_of(trial, Path())}." if trial.log.exists() else ""

@@ -52,17 +52,17 @@ def sample_load(stat: Path = Path("/proc/stat")) -> Load | None:
         for name in allowed
         if name in before and name in after
     ]
-    known = [one for one in passed if sum(one) > 0]
+    known = [ticks for ticks in passed if sum(ticks) > 0]
     if not known:
         return None
-    shares = [1 - sum(one[k] for k in _WAITS) / sum(one) for one in known]
+    shares = [1 - sum(ticks[k] for k in _WAITS) / sum(ticks) for ticks in known]
     return Load(sum(share for share in shares if share > _THIN), len(known))
 
 
 def load_notes(samples: Sequence[Load]) -> Iterator[Note]:
     """Yield a note on the load before each of some runs, if it was large."""
-    if any(one.is_much for one in samples):
-        least, most, usual = min(samples), max(samples), fmean(one.busy for one in samples)
+    if any(load.is_much for load in samples):
+        least, most, usual = min(samples), max(samples), fmean(load.busy for load in samples)
         ends = "" if f"{least.busy:.1f}" == f"{most.busy:.1f}" else f"{least.busy:.1f} to "
         text = f"Other programs used {ends}{most.in_words()} before the runs, {usual:.1f} on average."
         yield Note("background-load", text)

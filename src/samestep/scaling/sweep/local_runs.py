@@ -81,8 +81,8 @@ def _torchrun(trial: Trial, *rendezvous: str) -> list[str]:
     """Return the torchrun command that starts the workers of a node."""
     size = (f"--nnodes={trial.nodes}", f"--nproc-per-node={trial.workers // trial.nodes}")
     logs = f"--log-dir={trial.scratch / 'torchrun'}"  # the default leaves a folder in the temporary directory
-    own = [sys.executable, "-m", "torch.distributed.run", *size, logs, *rendezvous]
-    return [*own, *trial.task_command(sys.executable)[1:]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *size, logs, *rendezvous]
+    return [*torchrun, *trial.task_command(sys.executable)[1:]]
 
 
 class Local:
@@ -202,7 +202,7 @@ class LocalRuns:
 
     runner: Local  # executes the runs
     places: int  # number of workers that can compute at the same time
-    what: str  # the resources behind `places`, in words
+    resources: str  # the resources behind `places`, in words
     threads: int | None = None  # compute threads of each worker; None if this command does not set them
     per_node: int | None = None  # maximum number of workers per node; None for a single node
     # compute threads of each worker on CPUs, whichever command sets them; None if unknown
@@ -216,10 +216,10 @@ class LocalRuns:
     def execute(self, frame: Frame, trials: Sequence[Trial]) -> tuple[Study, int]:
         """Execute the runs, and return their study and the exit code."""
         with new_folder(frame.request.folder):
-            others = self.runner.background_load()
-            if others is not None and others.is_much:  # before time is spent on runs beside them
+            background = self.runner.background_load()
+            if background is not None and background.is_much:  # before time is spent on runs beside them
                 log(
-                    f"other programs keep {others.in_words()} busy; rates may be lower than on an idle "
+                    f"other programs keep {background.in_words()} busy; rates may be lower than on an idle "
                     "machine, and differ between runs."
                 )
             return finish(frame, trials, self.runner)
@@ -249,15 +249,17 @@ def local_runs(
         where = _in_allocation(replace(capacity, gpus=None) if on_cpu else capacity, max(numbers), each=each)
         return replace(where, threads=threads)  # None: each Slurm step gives its workers the same share
     if accelerators := 0 if on_cpu else accelerator_count():
-        what = counted(accelerators, "accelerator")
-        return LocalRuns(runner=Local(), places=accelerators, what=what, threads=threads)
+        resources = counted(accelerators, "accelerator")
+        return LocalRuns(runner=Local(), places=accelerators, resources=resources, threads=threads)
     share = cpu_share()
     if each is None:
         # The same number at each -n; one worker with all cores is measured beside them.
         each = threads = max(1, share.usable // max(numbers))
-    what = _shared_by(f"{counted(share.usable, 'core')} ({share.limited_by})", each)
+    resources = _shared_by(f"{counted(share.usable, 'core')} ({share.limited_by})", each)
     places = max(1, share.usable // each)
-    return LocalRuns(runner=Local(), places=places, what=what, threads=threads, each=each, on_cores=places)
+    return LocalRuns(
+        runner=Local(), places=places, resources=resources, threads=threads, each=each, on_cores=places
+    )
 
 
 def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
@@ -267,8 +269,8 @@ def _threads_of_environment(environment: Mapping[str, str]) -> int | None:
     return threads_per_rank(environment, cpu_share(), local_size=1, sharing=1).count
 
 
-def _shared_by(what: str, each: int) -> str:
-    return what if each == 1 else f"{what}, {each} threads each"
+def _shared_by(resources: str, each: int) -> str:
+    return resources if each == 1 else f"{resources}, {each} threads each"
 
 
 def _in_allocation(capacity: SlurmCapacity, largest: int, *, each: int | None) -> LocalRuns:
@@ -278,11 +280,13 @@ def _in_allocation(capacity: SlurmCapacity, largest: int, *, each: int | None) -
             f"{capacity.in_words()} needs srun to start workers on its nodes, and there is no srun here."
         )
     log(f"each run is a step of {capacity.in_words()}")
-    places, what = capacity.places, capacity.in_words()
+    places, resources = capacity.places, capacity.in_words()
     if each is not None and capacity.gpus is None:
         places = min(places, capacity.nodes * max(1, capacity.processors // each))
-        what = _shared_by(what, each)
+        resources = _shared_by(resources, each)
     runner = Local(partial(step, room=capacity, largest=largest), is_here=False)
     on_cores = max(1, places // capacity.nodes) if capacity.gpus is None else 1
     per_node = capacity.per_node(largest)
-    return LocalRuns(runner=runner, places=places, what=what, per_node=per_node, each=each, on_cores=on_cores)
+    return LocalRuns(
+        runner=runner, places=places, resources=resources, per_node=per_node, each=each, on_cores=on_cores
+    )

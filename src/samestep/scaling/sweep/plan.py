@@ -27,11 +27,12 @@ The arithmetic is for batch sizes. In the other scaling mode it is evaluated for
 workers (*held*): ``{256/n}``, a batch of each worker that shrinks, is then constant.
 """
 
+import itertools
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -39,8 +40,122 @@ from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import only_first_gpus
 from samestep.base.units import MOST_WORKERS
-from samestep.scaling.sweep.trial import Mode, Trial
-from samestep.scaling.sweep.variants import Variant, compared_threads, variants_equal_on_one_worker
+from samestep.scaling.sweep.trial import SAMESTEP, Mode, Trial
+
+LAUNCHERS = (SAMESTEP, "torchrun", "srun")
+"""The launchers that can start the workers of a run."""
+
+# Flags that affect only the communication of gradients.
+_COMMUNICATION = ("--sync=", "--compress=")
+_THREADS, _THREADS_VARIABLE = "--threads=", "OMP_NUM_THREADS"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One compared setting, or a combination of several, with the name that the user wrote."""
+
+    name: str = ""
+    launcher: str = ""
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def apart_from_threads(self) -> tuple[object, ...]:
+        """The settings of one worker, which does not communicate, but for its number of threads."""
+        flags = tuple(flag for flag in self.flags if not flag.startswith((*_COMMUNICATION, _THREADS)))
+        variables = (item for item in self.environment.items() if item[0] != _THREADS_VARIABLE)
+        return self.launcher, flags, tuple(variables)
+
+    def __add__(self, variant: "Variant") -> "Variant":
+        """Return the combination of both."""
+        return Variant(
+            name=" ".join(filter(None, (self.name, variant.name))),
+            launcher=self.launcher or variant.launcher,
+            flags=(*self.flags, *variant.flags),
+            environment={**self.environment, **variant.environment},
+        )
+
+
+def variants(texts: Sequence[str], *, verb: str, flags: Collection[str]) -> tuple[Variant, ...]:
+    """Return all combinations of the settings in ``--compare`` that are flags of a verb, or known to all.
+
+    >>> [variant.name for variant in variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])]
+    ['sync=flat env:A=1', 'sync=flat env:A=2', 'sync=ddp env:A=1', 'sync=ddp env:A=2']
+
+    Raises:
+        UsageError: a setting cannot be compared.
+    """
+    axes = [_axis(text, verb, flags) for text in texts]
+    names = [text.partition("=")[0] for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--compare {name} is given twice; give all its values in one, with commas.")
+    return tuple(sum(combination, start=Variant()) for combination in itertools.product(*axes))
+
+
+def variants_equal_on_one_worker(compared: Sequence[Variant]) -> list[list[Variant]]:
+    """Return variants in groups that are the same run on one worker, which does not communicate.
+
+    >>> compared = variants(["sync=flat,ddp", "env:A=1,2"], verb="train", flags=["sync"])
+    >>> groups = variants_equal_on_one_worker(compared)
+    >>> [[variant.name for variant in group] for group in groups]
+    [['sync=flat env:A=1', 'sync=ddp env:A=1'], ['sync=flat env:A=2', 'sync=ddp env:A=2']]
+    """
+    groups: dict[tuple[object, ...], list[Variant]] = {}
+    for variant in compared:
+        flags = tuple(flag for flag in variant.flags if not flag.startswith(_COMMUNICATION))
+        groups.setdefault((variant.launcher, flags, tuple(variant.environment.items())), []).append(variant)
+    return list(groups.values())
+
+
+def compared_threads(compared: Sequence[Variant]) -> tuple[int, ...]:
+    """Return the compute threads of a worker in each variant that names them.
+
+    >>> compared_threads(variants(["threads=2,8"], verb="run", flags=["threads"]))
+    (2, 8)
+    """
+    flags = (
+        flag.removeprefix(_THREADS) for variant in compared for flag in variant.flags if _THREADS in flag
+    )
+    variables = (
+        variant.environment[_THREADS_VARIABLE]
+        for variant in compared
+        if _THREADS_VARIABLE in variant.environment
+    )
+    return tuple(int(text) for text in (*flags, *variables) if text.isdecimal() and int(text))
+
+
+def _axis(text: str, verb: str, flags: Collection[str]) -> list[Variant]:
+    name, _, listed = text.partition("=")
+    values = listed.split(",")
+    if len(values) < 2 or not all(values) or len(set(values)) < len(values):
+        raise UsageError(f"--compare {text} lacks two different values; give them as in sync=ddp,flat.")
+    return [_one(name, value, verb, flags) for value in values]
+
+
+def _one(name: str, value: str, verb: str, flags: Collection[str]) -> Variant:
+    setting = f"{name}={value}"
+    if name == "launcher":
+        if value not in LAUNCHERS:
+            raise UsageError(f"--compare {setting}: give a launcher of {', '.join(LAUNCHERS)}.")
+        return Variant(name=setting, launcher=value)
+    if name.startswith("env:"):
+        if not _VARIABLE.fullmatch(name[4:]):
+            raise UsageError(f"--compare {setting}: {name[4:]!r} is not the name of a variable.")
+        return Variant(name=setting, environment={name[4:]: value})
+    if name in flags:
+        return Variant(name=setting, flags=(f"--{name}={value}",))
+    if name == "sync" and verb == "run":
+        raise UsageError(
+            f"--compare {setting}: --sync is a flag of recipes; scripts have their own gradient "
+            "synchronization."
+        )
+    raise UsageError(
+        f"--compare {setting}: {name!r} is neither launcher, nor env:NAME, nor a flag of samestep {verb} "
+        f"that affects the time of a step. Those flags are {', '.join(sorted(flags))}."
+    )
+
 
 T = TypeVar("T")
 
@@ -49,6 +164,7 @@ Scaling: TypeAlias = Literal["auto", "strong", "weak", "both"]
 SCALINGS: tuple[Scaling, ...] = ("auto", "strong", "weak", "both")
 
 MOST_STEPS = 10**9
+"""The limit of ``--steps`` and ``--warm-up``: years of training, so a larger number is a typing error."""
 MOST_REPEATS = 1000
 """The limit of ``--repeats``, since all runs are planned before the first one starts."""
 
@@ -120,7 +236,7 @@ def plan(request: Request) -> list[Trial]:
         UsageError: a template does not fit a number of workers, or the batch cannot be constant.
     """
     alone = {
-        group[0].name: tuple(one.name for one in group[1:])
+        group[0].name: tuple(variant.name for variant in group[1:])
         for group in variants_equal_on_one_worker(request.variants)
     }
     cases = [
@@ -148,8 +264,8 @@ def interleaved(cases: Sequence[T], *, rounds: int, seed: int) -> list[tuple[int
     return turns
 
 
-def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
-    """Refuse more workers than `places`, which can compute at the same time on the resource `what`.
+def refuse_too_many(workers: Sequence[int], *, places: int, resources: str) -> None:
+    """Refuse more workers than `places`, which can compute at the same time on the `resources`.
 
     Raises:
         UsageError: a number is too large; names both numbers.
@@ -159,8 +275,8 @@ def refuse_too_many(workers: Sequence[int], *, places: int, what: str) -> None:
         rest = ",".join(str(number) for number in workers if number <= places)
         fewer = f"-n {rest}" if rest else "fewer workers"
         raise UsageError(
-            f"{too_many[0]} workers oversubscribe {what}, so their times are not those of workers that have "
-            f"their own. Give {fewer}, or --oversubscribe: the verdict leaves such points out."
+            f"{too_many[0]} workers oversubscribe {resources}, so their times are not those of workers that "
+            f"have their own. Give {fewer}, or --oversubscribe: the verdict leaves such points out."
         )
 
 
@@ -168,8 +284,10 @@ def in_lines(trials: Sequence[Trial], command: Callable[[Trial], Sequence[str]])
     """Return the runs with their commands, as lines."""
     lines = []
     for trial in trials:
-        own = [f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED]
-        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*own, *command(trial)])}")
+        variables = [
+            f"{name}={value}" for name, value in trial.environment.items() if name not in env.UNTRACKED
+        ]
+        lines.append(f"{trial.number + 1:3}  {trial.in_words()}: {shlex.join([*variables, *command(trial)])}")
     return lines
 
 
@@ -203,14 +321,14 @@ def _cases(request: Request, variant: Variant) -> Iterator[_Configuration]:
 def _with_more_cores(request: Request, alone: Sequence[_Configuration]) -> Iterator[_Configuration]:
     """Yield one worker with the cores of each larger number on a node; variants of threads can share it."""
     local = {workers // nodes_for(workers, request.per_node) for workers in request.workers}
-    found: dict[tuple[object, ...], list[_Configuration]] = {}
+    groups: dict[tuple[object, ...], list[_Configuration]] = {}
     for case in alone:
         for cores_of in sorted({min(number, request.on_cores) for number in local} - {1}):
             threads = (_threads(request, case.variant) or 1) * cores_of
             key = (threads, case.modes, case.arguments, *case.variant.apart_from_threads)
-            found.setdefault(key, []).append(case._replace(cores_of=cores_of))
-    for first, *others in found.values():
-        names = [name for other in others for name in (other.variant.name, *other.also)]
+            groups.setdefault(key, []).append(case._replace(cores_of=cores_of))
+    for first, *shared in groups.values():
+        names = [name for case in shared for name in (case.variant.name, *case.also)]
         yield first._replace(also=(*first.also, *names))
 
 
@@ -263,14 +381,14 @@ def _implied_mode(request: Request) -> Mode:
     Raises:
         UsageError: the arguments do not show the batch size.
     """
-    found = operators(request.arguments)
-    if len(found) != 1:
+    used = operators(request.arguments)
+    if len(used) != 1:
         raise UsageError(
             f"--scaling {request.scaling} needs a template for the batch size: {{256/n}} for the batch of "
             "each worker, {256*n} for the global batch of a serial script. Without --scaling the arguments "
             "are used as they are."
         )
-    return "strong" if found == {"/"} else "weak"
+    return "strong" if used == {"/"} else "weak"
 
 
 def _trial(request: Request, number: int, case: _Configuration, repeat: int) -> Trial:
@@ -337,12 +455,12 @@ def operators(arguments: Sequence[str]) -> set[str]:
     Raises:
         UsageError: a template is invalid.
     """
-    found = set()
+    used = set()
     for argument in arguments:
         for piece in _PIECE.finditer(argument):
             if piece[0] not in ("{{", "}}"):
-                found.add(_parsed(piece, argument)[1])
-    return found - {""}
+                used.add(_parsed(piece, argument)[1])
+    return used - {""}
 
 
 def _values(workers: int, nodes: int) -> dict[str, int]:
@@ -370,11 +488,11 @@ def _filled(argument: str, values: Mapping[str, int], base: Mapping[str, int]) -
 
 def _parsed(piece: re.Match[str], argument: str) -> tuple[int, str, str]:
     """Return number, operator and name of one template; the operator of a plain name is empty."""
-    found = _INNER.fullmatch(piece[1] or "")
-    if found is None:
+    parts = _INNER.fullmatch(piece[1] or "")
+    if parts is None:
         raise UsageError(
             f"{piece[0]} in {argument!r} is not a template; use {{n}}, {{local}}, {{nodes}}, {{256/n}} or "
             "{32*n}. Write a literal brace twice: {{ and }}."
         )
-    number, operator, name, first, factor = found.groups()
+    number, operator, name, first, factor = parts.groups()
     return int(number or factor or 1), operator or ("*" if factor else ""), name or first

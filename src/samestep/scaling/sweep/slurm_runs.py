@@ -22,23 +22,17 @@ from samestep.scaling.analysis.study import Study
 from samestep.scaling.sweep.execution import Frame, finish, new_folder
 from samestep.scaling.sweep.local_runs import prepare
 from samestep.scaling.sweep.plan import plan
-from samestep.scaling.sweep.trial import (
-    LATE_S,
-    Outcome,
-    Report,
-    Trial,
-    is_complete,
-    log_lines,
-    outcome_of,
-)
+from samestep.scaling.sweep.trial import LATE_S, Outcome, Report, Trial, is_complete, log_lines, outcome_of
 from samestep.submit.follow import FollowedJob, JobStatus
-from samestep.submit.sequence import RecordedCommand, exit_code, script
 from samestep.submit.shell import Ask, run_command, slug
 from samestep.submit.site_defaults import SlurmSite
-from samestep.submit.slurm import SlurmRequest
-from samestep.submit.slurm_commands import (
+from samestep.submit.slurm import (
     WITH_REQUEUE,
     FollowedSlurmJob,
+    RecordedCommand,
+    SlurmRequest,
+    recorded_exit_code,
+    recorded_script,
     refuse_without_sbatch,
     submit,
 )
@@ -51,7 +45,7 @@ _SEPARATE_JOBS = (
     "times."
 )
 _FOLDER = "jobs"  # the subfolder of a study for scripts and logs
-_FORMAT = 1
+_FORMAT = 1  # of the record
 
 _FILES_S = 0.3  # the interval at which the folders of runs are polled
 
@@ -90,7 +84,7 @@ class StudyJob:
             RecordedCommand(words=trial.command, folder=trial.folder, variables=trial.environment)
             for trial in self.trials
         ]
-        return script(self.request, commands, by="samestep scale")
+        return recorded_script(self.request, commands, by="samestep scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +112,10 @@ def jobs(
     Raises:
         UsageError: a run has a launcher other than Slurm.
     """
-    others = sorted({trial.launcher for trial in trials} - {"", "srun"})
-    if others:
+    launchers = sorted({trial.launcher for trial in trials} - {"", "srun"})
+    if launchers:
         raise UsageError(
-            f"--compare launcher={others[0]} does not work with --submit, since the workers are tasks of "
+            f"--compare launcher={launchers[0]} does not work with --submit, since the workers are tasks of "
             "Slurm. Compare launchers in an allocation: salloc, or a job script that calls samestep scale."
         )
     return [
@@ -139,12 +133,14 @@ def jobs(
             ),
             trials=_of_job(trials, workers, cores_of),
         )
-        for workers, cores_of, nodes in sorted({(one.workers, one.cores_of, one.nodes) for one in trials})
+        for workers, cores_of, nodes in sorted(
+            {(trial.workers, trial.cores_of, trial.nodes) for trial in trials}
+        )
     ]
 
 
 def _of_job(trials: Sequence[Trial], workers: int, cores_of: int) -> tuple[Trial, ...]:
-    return tuple(one for one in trials if (one.workers, one.cores_of) == (workers, cores_of))
+    return tuple(trial for trial in trials if (trial.workers, trial.cores_of) == (workers, cores_of))
 
 
 def _file_name(workers: int, cores_of: int) -> str:
@@ -248,21 +244,17 @@ def read_jobs(folder: Path) -> tuple[list[SubmittedJob], Frame, tuple[str, ...]]
         UsageError: the folder has no record of jobs, or it cannot be read.
     """
     file = folder / NAME
-    found = read_json(file, hint="Give --collect the folder of a submitted study.")
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    document = read_json(file, hint="Give --collect the folder of a submitted study.")
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise UsageError(f"{file} is not of format {_FORMAT}; collect it with the version that wrote it.")
     try:
-        record: _Record = read_as(_Record, found, "record")
+        record: _Record = read_as(_Record, document, "record")
     except FormatError as error:
         raise UsageError(f"{file} is damaged: {error}.") from None
     frame = replace(record.frame, request=replace(record.frame.request, folder=folder.absolute()))
     trials = plan(frame.request)  # deterministic, so these are the submitted runs
     submitted = [
-        SubmittedJob(
-            number=job.number,
-            log=job.log,
-            trials=_of_job(trials, job.workers, job.cores_of),
-        )
+        SubmittedJob(number=job.number, log=job.log, trials=_of_job(trials, job.workers, job.cores_of))
         for job in record.jobs
     ]
     return submitted, frame, record.command
@@ -348,12 +340,12 @@ class _JobMonitor:
     @property
     def is_late(self) -> bool:
         """Whether a run has ended whose files are not complete yet, since a node writes them late."""
-        return any(exit_code(trial.folder) == 0 for trial in self.left)
+        return any(recorded_exit_code(trial.folder) == 0 for trial in self.left)
 
     def arrived(self, now: float) -> Iterator[Outcome]:
         """Yield the runs that have ended with exit code 0 until `now`, in seconds."""
         for trial in tuple(self.left):
-            code = exit_code(trial.folder)
+            code = recorded_exit_code(trial.folder)
             if code is None:
                 continue
             ended_at = self._ended_at.setdefault(trial.number, now)
@@ -384,7 +376,8 @@ class _JobMonitor:
         yield from self.arrived(inf)
         why = f"job {self._job.number} {self.state}"
         cut = [
-            Outcome(trial=one, exit_code=None, error=f"{why}; {self._job.log_words()}") for one in self.left
+            Outcome(trial=trial, exit_code=None, error=f"{why}; {self._job.log_words()}")
+            for trial in self.left
         ]
         failed = [
             Outcome(trial=trial, exit_code=code, error=why) if seen.cut_off else outcome_of(trial, code)
@@ -406,7 +399,7 @@ class SlurmRuns:
     gpus: int  # GPUs of each node; 0 for none
     threads: int | None  # compute threads of each worker, if the user gave a number
     detach: bool  # whether jobs are submitted and not followed
-    what: str = "the resources of their job"  # the resources behind `places`, in words
+    resources: str = "the resources of their job"  # the resources behind `places`, in words
 
     def __post_init__(self) -> None:
         if 0 < self.gpus < self.per_node:

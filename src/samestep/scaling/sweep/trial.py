@@ -11,8 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.local.failure import follows_from_another
-from samestep.scaling.analysis.rank_files import Run, read_ranks
-from samestep.scaling.analysis.run_steps import in_samples, steady_steps
+from samestep.scaling.analysis.runs import Run, in_samples, read_ranks, steady_steps
 from samestep.scaling.sweep.host_load import Load
 
 Mode: TypeAlias = Literal["strong", "weak"]
@@ -23,7 +22,7 @@ Report: TypeAlias = Callable[[str], None]
 """Shows a line of progress to the user."""
 LATE_S = 5.0
 """The longest time until a file that was written on another node is visible here."""
-_LONGEST = 300
+_LONGEST = 300  # letters of an error, which is one line in notes and tables
 _REFUSED = "samestep: error: "
 # The prefix of a launcher's line, which names the rank that ended but not the reason.
 _LAUNCHER = "samestep: "
@@ -182,15 +181,15 @@ def is_usage_error(outcome: Outcome) -> bool:
 
 def _reason(trial: Trial) -> str:
     """Return the error that a worker or the launcher reported; else the last line of output."""
-    failed = sorted(_failed(trial.clock), key=lambda one: follows_from_another(one[1], one[2]))
+    failed = sorted(_failed(trial.clock), key=lambda error: follows_from_another(error[1], error[2]))
     for rank, kind, message in failed:
         if message or not kind.startswith("exit code"):
             return f"rank {rank}: {kind}: {message}".removesuffix(": ")
     lines = log_lines(trial.log)
     refused = [line for line in lines if line.startswith(_REFUSED)]
     raised = [line for line in lines if _EXCEPTION.match(line)]
-    own = [line for line in lines if not line.startswith(_LAUNCHER)]
-    return (refused or raised or own or lines or [""])[-1].removeprefix(_REFUSED)
+    printed = [line for line in lines if not line.startswith(_LAUNCHER)]
+    return (refused or raised or printed or lines or [""])[-1].removeprefix(_REFUSED)
 
 
 def _failed(clock: Path) -> Iterator[tuple[object, str, str]]:

@@ -7,10 +7,8 @@ import pytest
 from samestep.scaling.analysis.points import measured
 from samestep.scaling.analysis.study import Study, read_study, write_study
 from samestep.scaling.analysis.verdict import conclude
-from samestep.scaling.report.figures import charts
-from samestep.scaling.report.page import render
-from samestep.scaling.report.rows import ALIKE, OVER, results
-from samestep.scaling.report.text import study_text
+from samestep.scaling.report.page import charts, render
+from samestep.scaling.report.tables import ALIKE, OVER, results, study_text
 from support.clocked_runs import clocked, scaled
 
 SPREAD = (0.99, 1.0, 1.01)

@@ -2,8 +2,7 @@
 
 from samestep.scaling.analysis.study import Study
 from samestep.scaling.report.page import render
-from samestep.scaling.report.rows import of_fastest, worth
-from samestep.scaling.report.text import study_text
+from samestep.scaling.report.tables import of_fastest, study_text, worth
 from support.clocked_runs import clocked, concluded, scaled
 
 

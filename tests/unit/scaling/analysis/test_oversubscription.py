@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.scaling.analysis.rank_files import is_oversubscribed
+from samestep.scaling.analysis.runs import is_oversubscribed
 
 
 def workers(count, *, processors, threads=1, **more):

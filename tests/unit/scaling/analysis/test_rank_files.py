@@ -7,7 +7,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.scaling.analysis.points import measured
-from samestep.scaling.analysis.rank_files import Run, read_ranks
+from samestep.scaling.analysis.runs import Run, read_ranks
 from support.clocked_runs import clocked, write
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.scaling.analysis.points import measured
-from samestep.scaling.analysis.rank_files import RankFile
+from samestep.scaling.analysis.runs import RankFile
 from samestep.scaling.analysis.speedup import relate
 from support.clocked_runs import OWN, clocked
 

@@ -8,8 +8,7 @@ from samestep.scaling.analysis.points import from_times, measured
 from samestep.scaling.analysis.study import Study, Verdict
 from samestep.scaling.analysis.verdict import NO_CONCLUSIONS, SENTENCES, UNCERTAIN, conclude
 from samestep.scaling.report.page import render
-from samestep.scaling.report.rows import overhead
-from samestep.scaling.report.text import study_text
+from samestep.scaling.report.tables import overhead, study_text
 from support.clocked_runs import OWN, clocked, concluded, scaled, timed
 
 

@@ -11,9 +11,8 @@ import pytest
 from samestep.scaling.analysis.points import UNIT, Time, from_times
 from samestep.scaling.analysis.study import Loss, Note, Study
 from samestep.scaling.analysis.verdict import conclude
-from samestep.scaling.report.figures import summary_charts, time_lines
-from samestep.scaling.report.page import render
-from samestep.scaling.report.rows import (
+from samestep.scaling.report.page import render, summary_charts, time_lines
+from samestep.scaling.report.tables import (
     NO_POINTS,
     OVERHEAD,
     WORTH,
@@ -21,9 +20,9 @@ from samestep.scaling.report.rows import (
     loss_text,
     of_fastest,
     ranks,
+    study_text,
     worth,
 )
-from samestep.scaling.report.text import study_text
 from support.html_page import HtmlPage
 from support.studies import point, study
 

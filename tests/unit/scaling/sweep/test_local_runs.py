@@ -14,8 +14,7 @@ from samestep.launch.local import orphans
 from samestep.scaling.sweep import local_runs as local
 from samestep.scaling.sweep.host_load import Load
 from samestep.scaling.sweep.local_runs import Local, command, executed, prepare
-from samestep.scaling.sweep.plan import Request, plan, refuse_too_many
-from samestep.scaling.sweep.variants import variants
+from samestep.scaling.sweep.plan import Request, plan, refuse_too_many, variants
 from support.commands import await_end_of
 
 
@@ -222,9 +221,9 @@ def test_srun_outside_of_an_allocation_is_refused_before_any_run(tmp_path):
 
 
 def test_oversubscription_is_refused_with_both_numbers():
-    refuse_too_many([1, 2], places=2, what="2 cores")
+    refuse_too_many([1, 2], places=2, resources="2 cores")
     with pytest.raises(UsageError, match=r"4 workers .* 2 cores.* -n 1,2, or --oversubscribe"):
-        refuse_too_many([1, 2, 4, 8], places=2, what="2 cores")
+        refuse_too_many([1, 2, 4, 8], places=2, resources="2 cores")
 
 
 def test_a_run_is_ended_at_its_limit_of_time(tmp_path):

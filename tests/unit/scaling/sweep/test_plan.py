@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.scaling.sweep.plan import Request, in_lines, plan
-from samestep.scaling.sweep.variants import variants
+from samestep.scaling.sweep.plan import Request, in_lines, plan, variants
 
 
 def request(**changes):

@@ -8,7 +8,7 @@ from samestep.base.errors import Error
 from samestep.scaling.sweep.slurm_runs import Queue, SubmittedJob
 from samestep.scaling.sweep.trial import Trial
 from samestep.submit.follow import JobStatus
-from samestep.submit.slurm_commands import ENDS
+from samestep.submit.slurm import ENDS
 
 RUNS = JobStatus(words="runs on node0")
 WELL = JobStatus(words="has ended well", exit_code=0)

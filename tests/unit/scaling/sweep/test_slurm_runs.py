@@ -8,9 +8,8 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.scaling.sweep.execution import Frame
-from samestep.scaling.sweep.plan import Request, plan
+from samestep.scaling.sweep.plan import Request, plan, variants
 from samestep.scaling.sweep.slurm_runs import jobs, read_jobs, submit_all, write_jobs
-from samestep.scaling.sweep.variants import variants
 from samestep.submit.shell import Answer, run_command
 from samestep.submit.site_defaults import SlurmSite
 

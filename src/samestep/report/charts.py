@@ -1,15 +1,27 @@
-"""Draws charts of lines: curves and stacked areas over the steps, and measured points with their ideal."""
+"""Draws charts of curves, of points with their ideal, of grouped and stacked bars, and time lines."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from samestep.base.units import percent
 from samestep.report import drawing as draw
-from samestep.report.drawing import FLOOR, LEFT, RIGHT, TOP, WIDTH, Chart, Legend
-from samestep.report.scales import DataPoint, Scale, label
+from samestep.report.drawing import (
+    BOTTOM,
+    FLOOR,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Chart,
+    DataPoint,
+    Legend,
+    Scale,
+    label,
+)
 
-_WIDE = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
+_LOGARITHMIC = 8  # ratio of the greatest to the least x above which a chart of points has logarithmic axes
 _MOST_VALUES = 12  # maximum number of points with their values beside them
 _EQUAL = 1 / 200  # part of the values' range that is less than a pixel
 _LONGEST_NAME = 90  # letters of a name in the legend of a saved figure
@@ -43,7 +55,7 @@ class LineChart(Chart):
         y = replace(y, high=min(y.high, self.most))
         axis = draw.x_axis(((x(tick), label(tick)) for tick in x.ticks()), self.x)
         # No band lies above a line, so that equal lines keep their colors.
-        curves = [self._band(k, one, x, y) for k, one in enumerate(lines)]
+        curves = [self._band(k, line, x, y) for k, line in enumerate(lines)]
         for group in self._groups():
             for dash, k in enumerate(group[: 1 if _is_one(group) else None]):
                 curves.append(self._curve(k, lines[k], x, y, dash=k if len(group) == 1 else dash))
@@ -51,15 +63,18 @@ class LineChart(Chart):
         return [draw.y_axis(y, self.y), axis, *curves, *marks]
 
     def _words(self) -> str:
-        ends = (f"{name} from {label(one[0].y)} to {label(one[-1].y)}" for name, one in self._shown().items())
+        ends = (
+            f"{name} from {label(points[0].y)} to {label(points[-1].y)}"
+            for name, points in self._shown().items()
+        )
         return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
 
     def _legend(self) -> Legend:
         names = list(self._shown())
         named = {k: names[k] for k in range(len(names))}
-        for first, *others in filter(_is_one, self._groups()):
-            named[first] = _equal_names([names[k] for k in (first, *others)])
-            for k in others:
+        for first, *rest in filter(_is_one, self._groups()):
+            named[first] = _equal_names([names[k] for k in (first, *rest)])
+            for k in rest:
                 del named[k]
         return [(draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in named.items()]
 
@@ -70,10 +85,12 @@ class LineChart(Chart):
         """Return the numbers of the lines, those of lines that lie on each other together."""
         lines = list(self._shown().values())
         values = [point.y for line in lines for point in line]
-        apart = _EQUAL * (max(values) - min(values)) if values else 0.0
+        tolerance = _EQUAL * (max(values) - min(values)) if values else 0.0
         groups: list[list[int]] = []
         for k, line in enumerate(lines):
-            same = (one for one in groups if not self.stacked and _are_equal(lines[one[0]], line, apart))
+            same = (
+                group for group in groups if not self.stacked and _are_equal(lines[group[0]], line, tolerance)
+            )
             if (group := next(same, None)) is None:
                 groups.append([k])
             else:
@@ -103,10 +120,10 @@ class LineChart(Chart):
         return draw.line(draw.dashed(number, dash), [(x(point.x), y(point.y)) for point in points])
 
 
-def _are_equal(one: Sequence[DataPoint], other: Sequence[DataPoint], apart: float) -> bool:
-    """Return whether two lines have points at the same x that are at most `apart`."""
-    return len(one) == len(other) and all(
-        a.x == b.x and abs(a.y - b.y) <= apart for a, b in zip(one, other, strict=True)
+def _are_equal(first: Sequence[DataPoint], second: Sequence[DataPoint], tolerance: float) -> bool:
+    """Return whether two lines have points at the same x that are at most `tolerance`."""
+    return len(first) == len(second) and all(
+        a.x == b.x and abs(a.y - b.y) <= tolerance for a, b in zip(first, second, strict=True)
     )
 
 
@@ -132,14 +149,14 @@ def _stacked(lines: Lines) -> list[list[DataPoint]]:
     """Return lines whose intervals begin where those of the line before end."""
     tops: dict[float, float] = {}
     stacked = []
-    for given in lines.values():
-        around = (-0.5, 0.5) if len(given) == 1 else (0.0,)  # an area needs a width
-        points = [replace(point, x=point.x + by) for point in given for by in around]
+    for line in lines.values():
+        around = (-0.5, 0.5) if len(line) == 1 else (0.0,)  # an area needs a width
+        points = [replace(point, x=point.x + by) for point in line for by in around]
         ends = [(low := tops.get(point.x, 0.0), low + point.y) for point in points]
         stacked.append(
-            [replace(one, low=low, high=high) for one, (low, high) in zip(points, ends, strict=True)]
+            [replace(point, low=low, high=high) for point, (low, high) in zip(points, ends, strict=True)]
         )
-        tops = {one.x: one.high for one in stacked[-1]}
+        tops = {point.x: point.high for point in stacked[-1]}
     return stacked
 
 
@@ -162,12 +179,12 @@ class PointChart(Chart):
 
     def _shapes(self) -> list[str]:
         xs = sorted({point.x for points in self.lines.values() for point in points})
-        is_log = xs[-1] > _WIDE * xs[0]
+        is_log = xs[-1] > _LOGARITHMIC * xs[0]
         right = WIDTH - RIGHT - 6 * len(self.ideal_name) - 6
         x = Scale.over(xs, LEFT + 24, right, base=2 if is_log else 0)
         y = self._y(xs, base=self.base if is_log else 0)
-        axis = draw.x_axis(((x(one), label(one)) for one in xs), "workers")
-        ideal = [(x(one), y(self.ideal(one))) for one in xs]
+        axis = draw.x_axis(((x(at), label(at)) for at in xs), "workers")
+        ideal = [(x(at), y(self.ideal(at))) for at in xs]
         named = draw.text("marked", ideal[-1][0] + 6, ideal[-1][1] + 4, self.ideal_name)
         lines = (
             shape
@@ -212,3 +229,154 @@ class PointChart(Chart):
                 # Below the point, clear of the ideal line; above it if the axis is too near.
                 beside = top + 20 if top + 24 < FLOOR else top - 10
                 yield draw.text("value", left + 4, beside, self.text(point.y))
+
+
+_WIDEST = 76  # width of a bar where few bars have much room
+_TALL, _LEGIBLE = 15, 30
+"""Least height of a part that shows its share, and least width of a bar that shows numbers."""
+_TIME_WIDTH, _TIME_TOP = 1240, 8  # as wide as the page; no title is above the rows
+_ROW, _BAR = 26, 18
+"""Height of a row of a time line, and of the spans in it."""
+_LABELED = 44  # least width of a span that shows its length
+
+Kinds: TypeAlias = Sequence[tuple[str, str]]
+"""Color class and name of each kind of part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar of a group."""
+
+    name: str = ""  # text below the bar
+    parts: Mapping[int, float]  # stacked values by their index in the chart's kinds
+    ideal: float = 0.0  # ideal value, drawn as an empty frame if it exceeds the bar
+    low: float = 0.0
+    high: float = 0.0  # interval of the bar's value; equal ends for none
+    text: str = ""  # text above the bar
+
+    @property
+    def value(self) -> float:
+        """Sum of the parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarChart(Chart):
+    """Groups of bars over the x axis."""
+
+    x: str  # name of the x axis
+    y: str  # name of the y axis, with its unit
+    kinds: Kinds
+    groups: Mapping[str, Sequence[Bar]]  # bars side by side, by the name of their group
+    text: Callable[[float], str] = label  # formats a value for screen readers
+    shares: bool = False  # whether each part shows its share of the bar
+
+    def _shapes(self) -> list[str]:
+        bars = self._bars()
+        is_named = any(bar.name for bar in bars)
+        floor = FLOOR - (13 if is_named else 0)
+        most = max(max(bar.value, bar.ideal) for bar in bars)
+        tops = [most, *(min(bar.high, draw.ROOM * most) for bar in bars)]
+        y = Scale.over(tops, floor, TOP + 6, zero=True)
+        room = (WIDTH - RIGHT - LEFT) / len(self.groups)
+        shapes = [draw.y_axis(y, self.y)]
+        for number, group in enumerate(self.groups.values()):
+            width = min(_WIDEST, room * 0.84 / len(group))
+            begin = LEFT + number * room + (room - width * len(group)) / 2
+            for place, bar in enumerate(group):
+                shapes += self._bar(bar, begin + (place + 0.06) * width, width * 0.88, y)
+        shapes.append(draw.path("axis", f"M{LEFT},{floor}H{WIDTH - RIGHT}") if is_named else "")
+        names = ((LEFT + (number + 0.5) * room, name) for number, name in enumerate(self.groups))
+        return [*shapes, draw.x_axis(names, self.x)]
+
+    def _words(self) -> str:
+        values = (
+            f"{' '.join(filter(None, (name, self.x, bar.name)))} {self.text(bar.value)}"
+            for name, bars in self.groups.items()
+            for bar in bars
+        )
+        return f"{self.title}, {self.y}: {', '.join(values)}"
+
+    def _legend(self) -> Legend:
+        return _legend(self.kinds, {kind for bar in self._bars() for kind in bar.parts})
+
+    def _bars(self) -> list[Bar]:
+        return [bar for group in self.groups.values() for bar in group]
+
+    def _bar(self, bar: Bar, left: float, width: float, y: Scale) -> Iterator[str]:
+        middle, whole, below = left + width / 2, bar.value, 0.0
+        if bar.ideal > whole:
+            yield draw.box("gap", left, y(bar.ideal), width, y(whole) - y(bar.ideal))
+        for kind, value in bar.parts.items():
+            top, bottom = y(below + value), y(below)
+            below += value
+            color = self.kinds[kind][0]
+            yield draw.hatched(kind, color, left, top, width, bottom - top)
+            if self.shares and whole and bottom - top >= _TALL and width >= _LEGIBLE:
+                yield draw.text(f"on x {color}", middle, (top + bottom) / 2 + 4, percent(value / whole))
+        if bar.high > bar.low:
+            yield draw.whisker(middle, y(bar.low), y(bar.high), floor=y(0))
+        if bar.text and width >= _LEGIBLE:
+            yield draw.text("value x", middle, max(y(max(bar.ideal, whole, bar.high)), TOP) - 5, bar.text)
+        if bar.name:
+            yield draw.text("tick x", middle, y(0) + 13, bar.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase of a rank, from begin to end in ms."""
+
+    kind: int  # index in the chart's kinds
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLine(Chart):
+    """A chart of rows of spans over milliseconds, as wide as the page."""
+
+    kinds: Kinds
+    rows: Mapping[str, Sequence[Span]]  # the spans of each rank by its name; at least one row with a span
+
+    def _size(self) -> tuple[int, int]:
+        return _TIME_WIDTH, _TIME_TOP + _ROW * len(self.rows) + BOTTOM
+
+    def _shapes(self) -> list[str]:
+        end = max(span.end for span in self._spans())
+        x = Scale(0.0, end or 1.0, LEFT, _TIME_WIDTH - RIGHT)
+        ticks = ((x(tick), label(tick)) for tick in x.ticks(most=10))
+        floor = self._size()[1] - BOTTOM
+        shapes = [draw.x_axis(ticks, "ms", floor=floor, width=_TIME_WIDTH, grid=_TIME_TOP - 4)]
+        for number, (name, spans) in enumerate(self.rows.items()):
+            top = _TIME_TOP + number * _ROW
+            shapes.append(draw.text("tick y", LEFT - 6, top + 13, name))
+            shapes += [self._span(span, x(span.begin), x(span.end) - x(span.begin), top) for span in spans]
+        return shapes
+
+    def _words(self) -> str:
+        rows = (
+            f"{name}: " + ", ".join(f"{self.kinds[span.kind][1]} {_length(span)}" for span in spans)
+            for name, spans in self.rows.items()
+        )
+        return f"{self.title}; {'; '.join(rows)}"
+
+    def _legend(self) -> Legend:
+        return _legend(self.kinds, {span.kind for span in self._spans()})
+
+    def _spans(self) -> list[Span]:
+        return [span for spans in self.rows.values() for span in spans]
+
+    def _span(self, span: Span, left: float, width: float, top: float) -> str:
+        color = self.kinds[span.kind][0]
+        shape = draw.hatched(span.kind, color, left, top, width, _BAR)
+        if width < _LABELED:
+            return shape
+        return shape + draw.text(f"on x {color}", left + width / 2, top + 13, _length(span))
+
+
+def _length(span: Span) -> str:
+    return f"{span.end - span.begin:.3g} ms"
+
+
+def _legend(kinds: Kinds, shown: set[int]) -> Legend:
+    return [(draw.hatched(kind, kinds[kind][0], 0, 0, 10, 10), kinds[kind][1]) for kind in sorted(shown)]

@@ -1,4 +1,4 @@
-"""Evaluates the steps of runs: rates, phases and waiting between ranks, and what counts as a sample.
+"""Reads the runs of a study: the files of their workers, and the rates, phases and waiting of their steps.
 
 A step can call several models with one batch, or one model with all nodes of several graphs, and the first
 dimension of a batch can be time. The samples that a loader returned are the batch in all of these cases. But
@@ -8,15 +8,221 @@ right, since only a shard shrinks. So without a loader, the elements of the mode
 their rows. In the same way, an epoch that grows with the workers is none: each worker reads all data.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median, median_low
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from samestep.base import units
+from samestep.base.documents import (
+    FormatError,
+    NotNegative,
+    PositiveInt,
+    WholeNumber,
+    read_json_lines,
+    reader,
+)
 from samestep.base.errors import UsageError
-from samestep.scaling.analysis.rank_files import RankFile, Run
+from samestep.base.machine.description import numbers
+from samestep.base.step_phases import ALL
 from samestep.scaling.analysis.study import PHASES, Span
+
+# A list of processors in the notation of the Linux kernel.
+_CPUS = re.compile(r"(\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)?")
+
+
+def _no_cpus(text: str) -> str:
+    return "" if _CPUS.fullmatch(text) else "is not a list of processors"
+
+
+_HEADER: Mapping[str, Any] = {
+    "rank": WholeNumber,
+    "size": PositiveInt,
+    **dict.fromkeys(("kind", "host"), str),
+    **dict.fromkeys(("node", "warm_up", "memory_bytes"), WholeNumber | None),
+    **dict.fromkeys(("nodes", "threads", "processors", "node_processors"), PositiveInt | None),
+    **dict.fromkeys(("device", "device_id", "device_name", "processor", "backend", "sync"), str | None),
+    **dict.fromkeys(("launcher", "system", "torch", "cuda", "hip", "nccl", "driver"), str | None),
+    **dict.fromkeys(("python", "samestep"), str | None),
+    "cpus": Annotated[str, _no_cpus],
+    "argv": tuple[str, ...],
+    "config": Mapping[str, Any] | None,
+}
+_STEP: Mapping[str, Any] = {
+    "step": WholeNumber,
+    **dict.fromkeys(("at", "seconds"), float),
+    "samples": NotNegative,
+    **dict.fromkeys(ALL, float),  # negative if a device has several queues, whose events are not ordered
+    "loaded": NotNegative | None,
+    "elements": NotNegative,
+    "exchange_bytes": WholeNumber | None,
+    "evaluated": bool,
+}
+_END: Mapping[str, Any] = {
+    **dict.fromkeys(("ended", "message"), str),
+    "made": WholeNumber,
+    **dict.fromkeys(("peak_memory_bytes", "peak_device_bytes"), WholeNumber | None),
+    "samples_per_epoch": NotNegative | None,
+}
+_REQUIRED = 4  # the first names of a header and of a step's line are required
+MACHINE = {
+    "hosts": "host",
+    "devices": "device_name",
+    "processor": "processor",
+    "node_processors": "node_processors",
+    "memory_bytes": "memory_bytes",
+    "exchange": "backend",
+    **{name: name for name in ("system", "torch", "cuda", "hip", "nccl", "driver", "python", "samestep")},
+}
+"""The names of a study's `machine`, each with its field in a worker's header."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """The file of one worker: its header, a line for each measured step, and its last line.
+
+    The last line is empty if the worker ended before it was written.
+    """
+
+    header: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    end: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run: a repeat of a number of workers.
+
+    It has the files of its workers by rank, and is oversubscribed if these had fewer cores than threads, or
+    shared an accelerator. One worker can have the cores of several (`cores_of`).
+    """
+
+    ranks: Sequence[RankFile]
+    variant: str = ""
+    cores_of: int = 1
+    oversubscribed: bool = False
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return len(self.ranks) if self.kind != "once" else int(self.ranks[0].header["size"])
+
+    @property
+    def kind(self) -> str:
+        """The kind of training that the first rank recorded."""
+        return str(self.ranks[0].header["kind"])
+
+
+def read_ranks(folder: Path) -> list[RankFile]:
+    """Return the files of a run's workers in `folder`, by rank.
+
+    An incomplete last line, as of a killed worker, is ignored.
+
+    Raises:
+        UsageError: there is no file, one is damaged or cannot be read, or that of a worker is missing.
+    """
+    files = [_read(path) for path in folder.glob("rank-*.jsonl")]
+    if not files:
+        raise UsageError(f"{folder} holds no rank-0.jsonl: no step was measured there.")
+    files.sort(key=lambda file: file.header["rank"])
+    ranks, size = [file.header["rank"] for file in files], files[0].header["size"]
+    recording = 1 if files[0].header["kind"] == "once" else size
+    if len(ranks) != recording or ranks != list(range(len(ranks))):
+        there = ", ".join(map(str, ranks))
+        raise UsageError(f"{folder} holds the files of ranks {there}, of a run of {size} workers.")
+    return files
+
+
+def _read(path: Path) -> RankFile:
+    try:
+        lines = list(read_json_lines(path))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from None
+    rows: list[Mapping[str, Any]] = []
+    for number, row in lines:
+        try:
+            _check(row, is_header=number == 1)
+        except FormatError as error:
+            raise UsageError(f"{path} is damaged: line {number} {error}.") from None
+        if rows and "ended" in rows[-1]:
+            raise UsageError(f"{path} is damaged: line {number} is after the end.")
+        rows.append(row)
+    if not rows:
+        raise UsageError(f"{path} is empty: its worker ended before its first measured step.")
+    end = rows.pop() if "ended" in rows[-1] else {}
+    return RankFile(rows[0], rows[1:], end)
+
+
+def _check(row: object, *, is_header: bool) -> None:
+    """Raise `FormatError` if a line lacks names, or has wrong values."""
+    kinds, fields = _HEADER if is_header else _STEP, row if isinstance(row, dict) else {}
+    if "ended" in fields and not is_header:
+        kinds = _END
+    else:
+        missing = [name for name in list(kinds)[:_REQUIRED] if name not in fields]
+        if missing:
+            raise FormatError(f"lacks {', '.join(missing)}")
+    for name, kind in kinds.items():
+        if name in fields:
+            reader(kind)(fields[name], f"has {name}, which")
+
+
+def is_oversubscribed(headers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the workers of a run compute with more threads than cores, or share an accelerator.
+
+    Workers of one node share the cores in both of their affinity masks; a worker with an unknown mask shares
+    with all. A worker that shares no core has the same cores at any number of workers, so it is not counted.
+    """
+    nodes: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    for header in headers:
+        nodes.setdefault((header.get("host"), header.get("node")), []).append(header)
+    used = [[header["device_id"] for header in node if header.get("device_id")] for node in nodes.values()]
+    return any(len(set(identifiers)) < len(identifiers) for identifiers in used) or any(
+        map(_has_shared_cores, nodes.values())
+    )
+
+
+def _has_shared_cores(headers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether workers that compute on CPUs have too few cores; those on accelerators need few."""
+    masks = [
+        (header, frozenset(numbers(str(header.get("cpus", "")))))
+        for header in headers
+        if header.get("device", "cpu") == "cpu"
+    ]
+    for header, cpus in masks:
+        sharing = [header for header, mask in masks if not cpus or not mask or cpus & mask]
+        threads = sum(int(header.get("threads") or 1) for header in sharing)
+        if len(sharing) > 1 and threads > int(header.get("processors") or threads):
+            return True
+    return False
+
+
+def machine(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return each name of `MACHINE` with all values that the workers of `runs` recorded, if there are any."""
+    recorded = {name: _values(runs, field) for name, field in MACHINE.items()}
+    return {name: values for name, values in recorded.items() if values}
+
+
+def launchers(runs: Sequence[Run]) -> list[str]:
+    """Return the launchers that the workers of `runs` recorded."""
+    return _values(runs, "launcher")
+
+
+def recipe(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the settings of a recipe that are the same in all of `runs`; empty if they are unknown."""
+    first, *configs = [run.ranks[0].header.get("config") or {} for run in runs] or [{}]
+    return {
+        name: value for name, value in first.items() if all(config.get(name) == value for config in configs)
+    }
+
+
+def _values(runs: Sequence[Run], field: str) -> list[Any]:
+    """Return the distinct non-empty values of a field of headers, the smallest first."""
+    values = {rank.header.get(field) for run in runs for rank in run.ranks}
+    return sorted(value for value in values if value not in (None, ""))
+
 
 Step: TypeAlias = Sequence[Mapping[str, Any]]
 """The records of one step, by rank."""
@@ -173,7 +379,9 @@ class _BatchSums:
 def in_samples(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return `runs` with their counted samples, in one unit for all numbers of workers."""
     sums, loading = _measures(runs)
-    return tuple(_counted(one, _part(one, sums, loading=loading), loading=loading) for one in sums)
+    return tuple(
+        _counted(batches, _part(batches, sums, loading=loading), loading=loading) for batches in sums
+    )
 
 
 def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -189,16 +397,16 @@ def with_epochs(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def grown(runs: Sequence[Run]) -> list[Run]:
     """Return those of `runs` whose epoch has far more samples than that of the baseline."""
-    found = []
-    for alike in by_variant(runs).values():
-        smallest = min(run.workers for run in alike)
-        usual = max(epoch_of(run) for run in alike if run.workers == smallest)
-        for run in alike:
+    larger = []
+    for group in by_variant(runs).values():
+        smallest = min(run.workers for run in group)
+        usual = max(epoch_of(run) for run in group if run.workers == smallest)
+        for run in group:
             times = run.workers / smallest
             # The geometric mean of an epoch that is constant and one that grows with the workers.
             if times > 1 and usual and epoch_of(run) > usual * times**0.5:
-                found.append(run)
-    return found
+                larger.append(run)
+    return larger
 
 
 def epoch_of(run: Run) -> float:
@@ -208,16 +416,16 @@ def epoch_of(run: Run) -> float:
 
 def by_variant(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Return `runs` by variant."""
-    found: dict[str, list[Run]] = {}
+    variants: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.variant, []).append(run)
-    return found
+        variants.setdefault(run.variant, []).append(run)
+    return variants
 
 
 def _measures(runs: Sequence[Run]) -> tuple[list[_BatchSums], bool]:
     """Return the batches of each run, and whether loaders are their measure."""
     sums = list(map(_sums, runs))
-    return sums, all(one.loaded is not None for one in sums)
+    return sums, all(batches.loaded is not None for batches in sums)
 
 
 def _sums(run: Run) -> _BatchSums:
@@ -235,13 +443,13 @@ def _sums(run: Run) -> _BatchSums:
 
 def _part(of: _BatchSums, sums: Sequence[_BatchSums], *, loading: bool) -> float:
     """Return the part of the measured samples that each worker trained on; 1 for all of them."""
-    alike = [one for one in sums if one.run.variant == of.run.variant]
-    smallest = min(one.run.workers for one in alike)
+    group = [batches for batches in sums if batches.run.variant == of.run.variant]
+    smallest = min(batches.run.workers for batches in group)
     times = of.run.workers / smallest
-    found = of.rows_by(loading=loading)
-    usual = min(one.rows_by(loading=loading) for one in alike if one.run.workers == smallest)
+    rows = of.rows_by(loading=loading)
+    usual = min(batches.rows_by(loading=loading) for batches in group if batches.run.workers == smallest)
     # The geometric mean of a measure that is constant and one that shrinks with the workers.
-    is_part = of.run.kind == "native" and times > 1 and 0 < found < usual * times**-0.5
+    is_part = of.run.kind == "native" and times > 1 and 0 < rows < usual * times**-0.5
     return 1 / times if is_part else 1
 
 

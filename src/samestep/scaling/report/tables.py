@@ -1,5 +1,8 @@
-"""Groups the points of a study by mode and variant, and formats them as rows of a terminal or a page."""
+"""Formats the numbers of a scaling study: cells and rows of tables, and the whole study as ASCII text."""
 
+import os
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
@@ -7,9 +10,10 @@ from typing import Any
 
 from samestep.base.units import bytes_text, count_text, percent, seconds_text
 from samestep.report.drawing import PARTS
-from samestep.scaling.analysis.confidence import is_vague
+from samestep.report.page import text_table
 from samestep.scaling.analysis.point_text import (
     amount,
+    like_each,
     notable_losses,
     phase_name,
     sync_words,
@@ -18,7 +22,7 @@ from samestep.scaling.analysis.point_text import (
 )
 from samestep.scaling.analysis.points import UNIT
 from samestep.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
-from samestep.scaling.analysis.study import Loss, Point, Study
+from samestep.scaling.analysis.study import Loss, Point, Study, is_vague
 from samestep.scaling.analysis.verdict import outdone
 
 INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
@@ -27,12 +31,8 @@ MEMORY, COST = "memory each", "workers' time per epoch"
 """Names of columns."""
 NO_POINTS = "No run was measured."
 _MANY_H = 100  # hours from which minutes are not shown
-_MOST_RANKS = 16
-_MODES = {
-    "strong": "strong scaling",
-    "weak": "weak scaling",
-    "neither": "with other batches",
-}
+_MOST_RANKS = 16  # rows of a table of ranks, more of which are not read
+_MODES = {"strong": "strong scaling", "weak": "weak scaling", "neither": "with other batches"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,19 @@ def kinds(study: Study) -> list[Kind]:
     """Return the kinds of `study` in the order of its points."""
     series = series_of(study.points)
     modes = {mode for mode, _ in series}
-    found = []
+    groups = []
     for number, ((mode, variant), points) in enumerate(series.items()):
         letter = ascii_lowercase[number % 26] if len(series) > 1 else ""
         words = _MODES[mode] if len(modes) > 1 or not variant else ""
         name = ", ".join(filter(None, [words, variant]))
-        found.append(Kind(letter, name, points, one_process_of(points, study.one_process)))
-    return found
+        groups.append(Kind(letter, name, points, one_process_of(points, study.one_process)))
+    return groups
 
 
-def headings(found: Sequence[Kind]) -> list[str]:
+def headings(groups: Sequence[Kind]) -> list[str]:
     """Return the titles of kinds, after their common mode if the titles lack it."""
-    modes = {kind.points[0].mode for kind in found}
-    titles = [kind.title for kind in found]
+    modes = {kind.points[0].mode for kind in groups}
+    titles = [kind.title for kind in groups]
     return titles if len(modes) > 1 else list(dict.fromkeys([*(_MODES[mode] for mode in modes), *titles]))
 
 
@@ -96,7 +96,7 @@ def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
     """Return the numbers of a point as text, by column."""
     step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
     base, (rate, interval) = kind.points[0], rates(study, point)
-    alike = point.efficiency * point.workers * point.cores_of
+    over_alike = point.efficiency * point.workers * point.cores_of
     return {
         "workers": str(point.workers),
         "threads": _threads(kind, point),
@@ -105,7 +105,7 @@ def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
         INTERVAL: interval,
         "speedup": times(point.speedup) if kind.has_speedup else "",
         OVER: threads_of(point.baseline_cores_of, base) if kind.one_process else "",
-        ALIKE: times(alike) if kind.one_process else "",
+        ALIKE: times(over_alike) if kind.one_process else "",
         "efficiency": percent(point.efficiency) if kind.has_speedup else "",
         FASTEST: of_fastest(study, point),
         "step": seconds_text(step_s) if step_s else "",
@@ -205,16 +205,16 @@ def worth(study: Study, point: Point) -> str:
     baseline.
     """
     of = point.workers, point.mode, point.variant
-    alike = series_of(study.points)[point.mode, point.variant]
-    base = alike[0]
+    series = series_of(study.points)[point.mode, point.variant]
+    base = series[0]
     answers = study.verdict.worth if study.verdict else ()
-    one = next((one for one in answers if (one.workers, one.mode, one.variant) == of), None)
-    if one is None or point.workers == base.workers:
+    answer = next((answer for answer in answers if (answer.workers, answer.mode, answer.variant) == of), None)
+    if answer is None or point.workers == base.workers:
         return ""
     oversubscribed = point.oversubscribed or base.oversubscribed
-    if not one.is_certain and (oversubscribed or point.is_open or outdone(alike) is not None):
+    if not answer.is_certain and (oversubscribed or point.is_open or outdone(series) is not None):
         return "unknown"
-    return ("yes" if one.is_worth else "no") + ("" if one.is_certain else "?")
+    return ("yes" if answer.is_worth else "no") + ("" if answer.is_certain else "?")
 
 
 def rates(study: Study, point: Point) -> tuple[str, str]:
@@ -271,7 +271,7 @@ def _threads(kind: Kind, point: Point) -> str:
     """Return the threads of each worker if they differ between points, or one worker has those of several."""
     if kind.one_process:
         return threads_of(point.cores_of, kind.points[0]).split()[0]
-    return str(point.threads or "") if len({one.threads for one in kind.points}) > 1 else ""
+    return str(point.threads or "") if len({point.threads for point in kind.points}) > 1 else ""
 
 
 def _named(kind: Kind, point: Point) -> str:
@@ -287,7 +287,93 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items() if _text(one))
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items() if _text(item))
     if isinstance(value, Sequence | set) and not isinstance(value, str):
-        return ", ".join(dict.fromkeys(_text(one) for one in value))
+        return ", ".join(dict.fromkeys(_text(item) for item in value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+_LONGEST = 48  # number of characters of the longest bar
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE, FASTEST)
+"""Columns that are dropped from a table that is too wide, in this order."""
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal at stdout; None if it is not a terminal, or has no width."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def study_text(study: Study, width: int | None = None) -> str:
+    """Return `study` as text, in lines of at most `width`."""
+    groups = kinds(study)
+    verdict = [study.verdict.sentence if study.verdict else NO_POINTS]
+    blocks = [
+        [study.target],
+        [f"{heading}." for heading in headings(groups)],
+        _table(study, groups, width) if groups else [],
+    ]
+    blocks += [_picture(kind) for kind in groups if len(kind.points) > 1]
+    blocks += [_wrapped(part, width) for part in (verdict, [note.text for note in study.notes])]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
+    """Return sentences in lines of `width`, without a break in a flag or before `%`."""
+    if width is None:
+        return list(sentences)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    bound = (sentence.replace(" %", f"{_NO_BREAK}%") for sentence in sentences)
+    return [line.replace(_NO_BREAK, " ") for sentence in bound for line in wrapper.wrap(sentence)]
+
+
+def _table(study: Study, groups: list[Kind], width: int | None) -> list[str]:
+    """Return the table, with the overhead below it if its column does not fit."""
+    names = ["workers", "threads", "kind", rate_name(study), INTERVAL, "speedup", OVER, ALIKE, "efficiency"]
+    names += [FASTEST, "step", MEMORY, COST, WORTH, OVERHEAD]
+    rows = [cells(study, kind, point) for kind in groups for point in kind.rows]
+    for row in rows:
+        row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
+    names = [name for name in names if any(row[name] for row in rows)]
+    below: list[str] = []
+    for dropped in ("", *_OPTIONAL):
+        names = [name for name in names if name != dropped]
+        lines = text_table(names, [[row[name] for name in names] for row in rows])
+        if dropped == OVERHEAD:
+            known = [row for row in rows if row[OVERHEAD]]
+            texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
+            below = _wrapped([" ".join(filter(None, text)) for text in texts], width)
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return [*lines, *below]
+
+
+def _picture(kind: Kind) -> list[str]:
+    """Return a bar for each point: `#` for its speedup over one worker, `.` for the gap to the ideal.
+
+    Bars of one scale can be compared, so the worker is the one that is like each of the workers.
+    """
+    base = kind.points[0]
+    names = {point.cores_of: f"1 with {threads_of(point.cores_of, base)}" for point in kind.one_process}
+    known = [
+        (names.get(point.cores_of, f"{point.workers}"), point, point.workers * point.cores_of)
+        for point in kind.rows
+    ]
+    most = max(cores * max(1, point.efficiency) for _, point, cores in known)
+    wide = max(7, *(len(name) for name, _, _ in known))
+    over = f" over {like_each(base)}" if like_each(base) else ""
+    of = f" ({kind.letter})" if kind.letter else ""
+    lines = [f"speedup{of}{over}: # measured, . gap to the ideal"]
+    for name, point, cores in known:
+        speedup = point.efficiency * cores
+        reached = round(_LONGEST * speedup / most)
+        missing = max(0, round(_LONGEST * cores / most) - reached)
+        bar = ("#" * reached + "." * missing).ljust(_LONGEST)
+        lines.append(f"{name:>{wide}}  {bar}  {speedup:.2f}x of {cores}")
+    return lines

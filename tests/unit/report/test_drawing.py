@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.report.scales import Scale, label, span, thin, ticks
+from samestep.report.drawing import Scale, label, span, thin, ticks
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
 any_number = st.one_of(numbers, st.sampled_from([math.nan, math.inf, -math.inf]))

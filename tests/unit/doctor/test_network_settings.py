@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.machine.interfaces import Interface
-from samestep.doctor import settings
+from samestep.doctor import network
 from samestep.doctor.network import Network, Port
 
 LO = Interface(name="lo", up=True, loopback=True, addresses=("127.0.0.1",))
@@ -27,7 +27,7 @@ def situation(**changes):
 
 
 def problems(here, **variables):
-    return [finding.text for finding in settings.judge(variables, here).findings if finding.hurts]
+    return [finding.text for finding in network.variables(variables, here).findings if finding.hurts]
 
 
 WRONG = [
@@ -81,5 +81,7 @@ def test_a_setting_that_fits_the_machine_is_no_problem(variables, changes):
 
 
 def test_settings_are_shown_and_other_variables_are_not():
-    part = settings.judge({"NCCL_DEBUG": "INFO", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "eth0"}, situation())
+    part = network.variables(
+        {"NCCL_DEBUG": "INFO", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "eth0"}, situation()
+    )
     assert part.rows == [("settings", "GLOO_SOCKET_IFNAME=eth0"), ("", "NCCL_DEBUG=INFO")]

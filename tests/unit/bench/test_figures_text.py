@@ -1,7 +1,7 @@
 """Figures are printed as tables, with the fastest."""
 
+from samestep.bench.figures import fastest_synchronizer, fastest_text, step_cells, table
 from samestep.bench.step_times import StepRow
-from samestep.bench.text import fastest_synchronizer, fastest_text, step_cells, table
 from support.bench_rows import rows_of
 
 BUCKET = 25 << 20
