@@ -25,7 +25,7 @@ from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
 from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.autopilot.script.seeds import fixed_seeds
-from samestep.autopilot.split.bypassed_modules import nothing_split, plain_weights
+from samestep.autopilot.split.bypassed_modules import note_unused_workers, plain_weights
 from samestep.autopilot.split_calls import splitting_calls
 from samestep.base import env
 from samestep.base.console import write_stderr
@@ -117,8 +117,8 @@ def _ended(run: Callable[[], E], account: Account, options: Options, *, has_grou
             return ended
         if stop is not None:
             stop(account)
-    if not ended.exit_code and not account.split and account.size > 1:
-        account.note_exception(nothing_split(account))
+    if not ended.exit_code:
+        note_unused_workers(account)
     write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
     return ended
 
@@ -155,6 +155,7 @@ def _explaining() -> Iterator[Stop]:
     stderr = os.dup(2)
 
     def stop(overlay: Overlay, account: Account) -> None:
+        note_unused_workers(account)
         lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
         os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
         os._exit(0)
@@ -201,6 +202,8 @@ def _counted_backwards(account: Account, stop: Stop | None) -> Iterator[None]:
     """Count the backward passes of the script; call `stop` after the first `_EXPLAINED`."""
 
     def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not account.backwards:
+            account.has_called = bool(account.split or account.counts)
         if not account.backwards and not account.split:
             account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
         original(*args, **kwargs)

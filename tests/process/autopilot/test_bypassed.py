@@ -122,6 +122,16 @@ def test_calls_that_bypass_a_module_have_the_results_of_one_worker(processes, tm
     assert "1 call split" in report
 
 
+def test_a_training_by_direct_calls_of_forward_is_named_beside_calls_that_are_split(processes, tmp_path):
+    """A module that has no parts with weights makes no call by which its forward could be found."""
+    text = FORWARD.format(model="Own")
+    text += "for _ in range(3):\n    print(f'{model(torch.randn(6, 3)).sum().item():.6f}')\n"
+    _, report = results(processes, tmp_path, text)
+    assert "3 calls split" in report
+    (line,) = [line for line in report.splitlines() if "model.forward(...) at prog.py:27" in line]
+    assert "training" in line
+
+
 def test_a_forward_that_is_called_directly_is_named_once_with_its_line(processes, tmp_path):
     _, report = results(processes, tmp_path, FORWARD.format(model="Layers"))
     (line,) = [line for line in report.splitlines() if "directly" in line]

@@ -182,6 +182,8 @@ class Account:
     """Backward passes that the script has run."""
     evidence: list[str] = field(default_factory=list)
     """The ways to split that checks have tried, and their first differences."""
+    has_called: bool = False
+    """Whether the script had called a module before its first backward pass."""
     plain_weights: list[str] = field(default_factory=list)
     """Shapes of tensors that get gradients and are no parameters, if the first backward pass had no call."""
 

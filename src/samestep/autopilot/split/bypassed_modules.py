@@ -127,15 +127,21 @@ def _in_file(file: Path) -> Iterator[str]:
             yield f"{ast.unparse(called.value)}.forward(...) at {Site(str(file), called.lineno)}"
 
 
-def nothing_split(account: Account) -> str:
-    """Return why no call of a script was split, and what to change, in one line."""
-    if account.counts:
-        return "no call was split, so the other workers had nothing to do"
-    return f"nothing was split: {_advice(account)}"
+def note_unused_workers(account: Account) -> None:
+    """Record why no call of a script or of its training was split, and what to change, in one line."""
+    if account.size == 1:
+        return
+    advice = None if account.has_called else _advice(account)
+    if not account.split and account.counts:
+        account.note_exception("no call was split, so the other workers had nothing to do")
+    elif not account.split:
+        account.note_exception(f"nothing was split: {advice or 'it calls no module with parameters'}")
+    elif advice:
+        account.note_exception(f"no call of the training was split: {advice}")
 
 
-def _advice(account: Account) -> str:
-    """Return the reason why a script has no calls of modules, and how to change it."""
+def _advice(account: Account) -> str | None:
+    """Return how a script computes with weights but by calls of modules, and what to change, if it does."""
     direct = direct_forwards()
     if direct:
         more = f" and {len(direct) - 1} more" if len(direct) > 1 else ""
@@ -147,4 +153,4 @@ def _advice(account: Account) -> str:
             f"it computes with weights that belong to no module ({shapes}): make them parameters of an "
             "nn.Module and call that"
         )
-    return "it calls no module with parameters"
+    return None
