@@ -6,7 +6,11 @@ import inspect
 import re
 import subprocess
 import sys
+from io import StringIO
+from keyword import kwlist
 from pathlib import Path
+from token import NAME
+from tokenize import generate_tokens
 from typing import get_args, get_type_hints
 
 import pytest
@@ -207,6 +211,47 @@ def test_the_pages_about_the_code_name_files_that_exist():
 
     assert all(names)
     assert [name for one in names for name in one if not exists(name)] == []
+
+
+OF_LIBRARIES = {
+    *("DTensor", "ModuleList", "ProcessContext", "fully_shard", "functional_call", "get_backend", "vmap"),
+    *("permutation", "PYTHONPATH", "__del__"),
+}
+"""Names of torch, NumPy and Python that only docstrings have."""
+
+
+def code_and_docstrings(path: Path) -> tuple[set[str], list[str]]:
+    """Return the identifiers and single words of a module's code, and its docstrings."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    names = {token.string for token in generate_tokens(StringIO(text).readline) if token.type == NAME}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
+    words = {word for text in texts if not re.search(r"\s", text) for word in re.findall(r"\w+", text)}
+    docstrings = [
+        node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    return names | words | {path.stem, path.parent.name}, [
+        text for text in docstrings if isinstance(text, str)
+    ]
+
+
+def test_names_in_docstrings_exist():
+    """A module or a function that was renamed stays in the docstrings that refer to it."""
+    found = {path: code_and_docstrings(path) for path in [*MODULES, *LAB_MODULES]}
+    known = (
+        set(dir(builtins)) | set(kwlist) | OF_LIBRARIES | set().union(*(names for names, _ in found.values()))
+    )
+    missing = [
+        f"{path.name}: `{name}`"
+        for path, (_, docstrings) in found.items()
+        for text in docstrings
+        for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)", text)
+        if not known.issuperset(name.rstrip(".").split("."))
+    ]
+    assert missing == []
 
 
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")

@@ -309,7 +309,7 @@ def _nccl_interface(env: Environment, network: Network) -> Iterator[Finding]:
 
 
 def _infiniband_adapters(env: Environment, network: Network) -> Iterator[Finding]:
-    """Check ``NCCL_IB_HCA``, a list like `nccl_interface`'s, of adapters, each with or without a port."""
+    """Check ``NCCL_IB_HCA``, a list like `_nccl_interface`'s, of adapters, each with or without a port."""
     text = env.get("NCCL_IB_HCA", "")
     if not text or not network.ports or network.nodes == 1 or network.backend not in (None, "nccl"):
         return
