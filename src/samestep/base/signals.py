@@ -7,10 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TypeAlias
 
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Signals that schedulers send some time before a job's limit; launchers forward them."""
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _known(*names: str) -> tuple[signal.Signals, ...]:
+    """Return the signals that this system has: Windows, where `samestep report` works, lacks some."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+WARNINGS = _known("SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""Signals that schedulers send some time before a job's limit; launchers forward them."""
+ENDS = _known("SIGINT", "SIGTERM", "SIGHUP")
 """Signals of Ctrl-C, of a scheduler or the system, and of a closed terminal."""
 Handler: TypeAlias = Callable[[int, FrameType | None], None] | signal.Handlers
 """A function that receives a signal, or ``SIG_DFL``."""

@@ -189,11 +189,7 @@ class _Table(BatchDraw):
 
     rows: Tensor = field(kw_only=True)
 
-    def own(self, whole: Tensor) -> Tensor:
-        """Return the row of each sample."""
-        return whole.index_select(self.dim, self.rows.to(whole.device))
-
-    def set_own(self, whole: Tensor, part: Tensor) -> None:
+    def set_part_of(self, whole: Tensor, part: Tensor) -> None:
         """Do nothing: the rows of the table belong to no sample."""
 
 

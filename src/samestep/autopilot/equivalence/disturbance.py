@@ -239,7 +239,8 @@ def disturbed_inputs(
                 value = value * how.scale
             if how.empties is not None and how.empties[0] == input_of(path, dims):
                 last, number = _last_samples(path, value, dims, count), how.empties[1]
-                last.copy_(_smallest(tensor, dims[path])) if number is None else last.fill_(number)
+                smallest = tensor.detach().amin(dims[path], keepdim=True)
+                last.copy_(smallest) if number is None else last.fill_(number)
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
@@ -351,11 +352,6 @@ def _of_other_samples(value: Tensor, dim: int, generator: torch.Generator) -> Te
     )
     is_other = _uniform(value, generator) < _OTHER_SAMPLES
     return torch.where(is_other, value.gather(dim, samples), value)
-
-
-def _smallest(value: Tensor, dim: int) -> Tensor:
-    """Return the smallest value of all samples at each place, as one sample."""
-    return value.detach().amin(dim, keepdim=True)
 
 
 def _is_mask(value: Tensor) -> bool:

@@ -50,7 +50,7 @@ class OverlayLayer:
 
     def names(self, folder: Folder) -> list[str]:
         """Return the names in a folder: those from before the run in their order, then new ones, sorted."""
-        before = self._base_names(folder)
+        before = [] if folder.base is None else os.listdir(folder.base)
         changed = (
             []
             if folder.changes is None
@@ -59,11 +59,8 @@ class OverlayLayer:
         gone = {name for name in changed if self._lookup.entry(folder, name).where is None}
         return [*(name for name in before if name not in gone), *sorted({*changed} - gone - {*before})]
 
-    def _base_names(self, folder: Folder) -> list[str]:
-        return [] if folder.base is None else os.listdir(folder.base)
-
     def folder_at(self, entry: Entry) -> Folder:
-        """Return the folder at a entry."""
+        """Return the folder at an entry."""
         return self._lookup.folder(entry.path)
 
     def own_folder(self, path: str) -> str:

@@ -44,11 +44,6 @@ def os_error(code: int, path: Any, target: Any = None) -> OSError:
     return OSError(code, os.strerror(code), path, None, target)
 
 
-def folder_of_descriptor(number: int) -> str:
-    """Return the path of a descriptor's folder."""
-    return os.readlink(f"/proc/self/fd/{number}")
-
-
 def is_actual_folder(path: str) -> bool:
     """Return whether a path is a folder, and not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
@@ -223,7 +218,7 @@ class OverlayLookup:
             raise os_error(errno.ENOTDIR, number)
         if inode == opened.st_ino:
             return path
-        place = folder_of_descriptor(number)
+        place = os.readlink(f"/proc/self/fd/{number}")
         return place[len(self.root) :] or "/" if place.startswith(self.root) else place
 
     def _state(self) -> int:

@@ -27,7 +27,7 @@ from samestep.autopilot.split.call_plans import (
 from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.sample_reads import GuardedReads
@@ -229,7 +229,8 @@ class RankSlices:
             with watching or nullcontext():
                 outputs = self._own_outputs(plan, forward, module, part, split, before)
             parts = outcome(module, outputs, plan.sides)
-            outputs, sides = returned.united(parts, self._gathered(plan, module, parts, split))
+            whole = gather_outcome(parts, plan.gatherings, split, name=type(module).__name__)
+            outputs, sides = returned.united(parts, whole)
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
         distinct: dict[int, tuple[Path, Tensor]] = {}
         for path, output in leaves((outputs, sides)):
@@ -272,14 +273,6 @@ class RankSlices:
         outputs = call_slice(forward, module, part, split, draws=draws, reads=reads)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
-
-    def _gathered(
-        self, plan: SplitPlan, module: nn.Module, parts: Any, split: BatchSplit
-    ) -> tuple[Any, dict[SideOutput, Any]]:
-        """Return the outputs and side outputs of the whole batch, given this rank's."""
-        name = type(module).__name__
-        whole, sides = gather_outcome(parts, plan.gatherings, split, name=name)
-        return whole, sides
 
     def backward(
         self, graph: CallGraph, of_outputs: Sequence[Tensor | None], *, retain: bool
@@ -444,19 +437,7 @@ def _gradients(
 
 def _is_reentrant(outputs: Sequence[Tensor]) -> bool:
     """Return whether a reentrant activation checkpoint has computed a part of an output."""
-    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in _nodes_of(outputs))
-
-
-def _nodes_of(outputs: Sequence[Tensor]) -> Iterator[Any]:
-    """Yield the nodes of the graph of some outputs."""
-    waiting: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        new = {next_node for next_node, _ in node.next_functions if next_node is not None} - seen
-        seen |= new
-        waiting += new
+    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(outputs))
 
 
 _is_of_slice: ThreadValue[bool] = ThreadValue(default=False)

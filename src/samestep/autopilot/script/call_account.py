@@ -91,10 +91,7 @@ class StepCosts:
         elif self._unsplit > last.unsplit:
             self._unsplit_s.append(now - last.began)
         if min(len(self._split_s), len(self._unsplit_s)) >= _LEAST:
-            self._compare(median(self._split_s), median(self._unsplit_s))
-
-    def _compare(self, split_s: float, unsplit_s: float) -> None:
-        self.is_faster_unsplit = unsplit_s < _CLEARLY * split_s
+            self.is_faster_unsplit = median(self._unsplit_s) < _CLEARLY * median(self._split_s)
 
     def note_unsplit_steps(self) -> None:
         """Report, once, that calls are unsplit from now on because their steps are shorter."""

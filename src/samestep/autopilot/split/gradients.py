@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from samestep.autopilot.split.sharded_autograd import uses_split_call
+from samestep.autopilot.split.sharded_autograd import nodes_of, uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
 from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
@@ -46,19 +46,8 @@ class SliceGradients:
 
 def leaves_of(*outputs: Tensor) -> list[Tensor]:
     """Return the tensors at the end of the graphs of `outputs`, in which a backward accumulates gradients."""
-    leaves: dict[int, Tensor] = {}
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node: Any = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves[id(variable)] = variable
-        for next_node, _ in node.next_functions:
-            if next_node is not None and next_node not in seen:
-                seen.add(next_node)
-                waiting.append(next_node)
-    return list(leaves.values())
+    variables = (getattr(node, "variable", None) for node in nodes_of(outputs))
+    return list({id(variable): variable for variable in variables if variable is not None}.values())
 
 
 _differentiated: ContextVar[tuple[int, ...]] = ContextVar("samestep_differentiated", default=())

@@ -14,7 +14,7 @@ uses these functions again, so both can be differentiated twice.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -142,18 +142,23 @@ _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF00
 _ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
 
 
+def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    """Yield the nodes of the autograd graph of some outputs, each once, in the same order on all ranks."""
+    roots = (output.grad_fn for output in outputs if output.grad_fn is not None)
+    waiting: list[Any] = list(dict.fromkeys(roots))
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                waiting.append(next_node)
+
+
 def uses_split_call(outputs: Any) -> bool:
     """Return whether `outputs` were computed from those of a split call, by their autograd graph."""
-    waiting = [tensor.grad_fn for _, tensor in leaves(outputs) if tensor.grad_fn is not None]
-    seen: set[Any] = set(waiting)
-    while waiting:
-        node: Any = waiting.pop()
-        if type(node) in _ALL:
-            return True
-        new = {next_node for next_node, _ in node.next_functions if next_node is not None} - seen
-        seen |= new
-        waiting += new
-    return False
+    return any(type(node) in _ALL for node in nodes_of(tensor for _, tensor in leaves(outputs)))
 
 
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:

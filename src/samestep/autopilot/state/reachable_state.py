@@ -160,12 +160,16 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             waiting.append(candidate.func)
 
 
+def _classes_in(module: nn.Module) -> list[Any]:
+    """Return the classes of a module and its submodules, without those of torch."""
+    kinds: set[Any] = {type(part) for part in modules_of(module)}
+    return [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+
+
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the globals that the functions of a module's classes refer to, each as its dict and its name."""
-    kinds: set[Any] = {type(part) for part in modules_of(module)}
-    for kind in kinds:
-        if not kind.__module__.startswith("torch."):
-            yield from _globals_of(kind)
+    for kind in _classes_in(module):
+        yield from _globals_of(kind)
 
 
 def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.base.polling import holds_within
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, delete, make, tidy
 from samestep.training.checkpoint.newest import checkpoints_in, folder_of, free_folder
@@ -103,6 +104,8 @@ def _score(state: Mapping[str, Any]) -> float | None:
 _NICENESS = 10
 """Niceness of the writing thread, below the training's priority. At the lowest priority it could be suspended
 while it holds the GIL, and the training would wait for it."""
+_BEGINS_S = 2.0
+"""Seconds in which a thread begins that an interrupted call has started, also on a busy machine."""
 
 
 class Writer:
@@ -126,6 +129,7 @@ class Writer:
         """A description of the folders that were not deleted or belong to others; None if there are none."""
         self._stage = Stage()
         self._thread: threading.Thread | None = None
+        self._has_begun = False
         try:
             make(folder)
             self.warning = tidy(folder)
@@ -142,12 +146,18 @@ class Writer:
             CheckpointError: it contains something that cannot be saved.
         """
         self.wait()
+        self._has_begun = False
         step = snapshot.state["step"]
         if score is not None:
             snapshot = replace(snapshot, state={**snapshot.state, "score": score})
         staged = self._stage.take(snapshot)
         self._thread = threading.Thread(target=self._write, args=(staged, step), name=f"checkpoint {step}")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except KeyboardInterrupt:  # the thread may have been started, and begins its work in a moment
+            if not holds_within(lambda: self._has_begun, _BEGINS_S):
+                self._thread = None
+            raise
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -162,6 +172,7 @@ class Writer:
 
     def _write(self, snapshot: Snapshot, step: int) -> None:
         """Write, commit, then prune; store errors instead of raising them, because this is a thread."""
+        self._has_begun = True
         _lower_priority()
         folder = folder_of(self._folder, step)
         try:

@@ -63,6 +63,28 @@ def test_a_checkpoint_has_the_state_at_the_call_although_later_steps_change_it(t
     assert not same(dict(model.state_dict()), before)
 
 
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_call_that_ctrl_c_interrupts_can_be_waited_for(tmp_path, monkeypatch, has_started):
+    """The thread could not be joined before it had begun, and this error hid the Ctrl-C."""
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if has_started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_schedule, "_BEGINS_S", 60.0 if has_started else 0.0)
+    with closing(Writer(tmp_path, Retention())) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                save(writer, 1)
+        writer.wait()
+        assert (tmp_path / "step-1").exists() == has_started
+        save(writer, 2)
+    assert (tmp_path / "step-2").exists()
+
+
 def test_the_call_returns_before_the_checkpoint_is_written(tmp_path, monkeypatch):
     blocked = BlockedWrite(monkeypatch)
     writer = Writer(tmp_path, Retention())
