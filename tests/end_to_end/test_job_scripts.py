@@ -1,14 +1,19 @@
 """Job scripts run in a real bash, with stubs of srun and scontrol."""
 
+import os
+import signal
 import subprocess
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samestep.base.polling import holds_within
 from samestep.submit.job_command import parse_command
 from samestep.submit.site_defaults import SlurmSite
 from samestep.submit.slurm import SlurmJob, script
+from support.commands import finish
+from support.forked_commands import start
 
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
 COUNTS = ("-n", "--nproc-per-node", "--nproc_per_node")
@@ -84,3 +89,29 @@ def test_a_missing_environment_ends_the_job_before_the_workers_start(tmp_path):
 )
 def test_a_job_of_slurm_is_valid_bash(changes):
     subprocess.run(["bash", "-n"], input=script(job(**changes)), text=True, check=True)
+
+
+STUBS = {
+    "sbatch": "echo 7",
+    "scontrol": "echo JobId=7; echo '   JobState=RUNNING RunTime=00:00:01'",
+}
+"""Commands of a Slurm that runs job 7."""
+
+
+def test_ctrl_c_ends_the_command_that_follows_a_job_and_not_the_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scancel").write_text(f"#!/bin/sh\ntouch {tmp_path}/cancelled\n")
+    (tmp_path / "scancel").chmod(0o755)
+    command = start("submit", "slurm", "train.py", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert holds_within(lambda: "job 7" in command.said()[1], 60), command.said()
+
+    os.kill(command.pid, signal.SIGINT)
+    ended = finish(command)
+
+    assert ended.code == 130
+    assert "scancel 7" in ended.err.splitlines()[-1]
+    assert not (tmp_path / "cancelled").exists()

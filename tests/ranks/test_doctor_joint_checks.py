@@ -135,16 +135,3 @@ def test_a_failed_detection_of_devices_is_a_finding(error, says, monkeypatch):
     ((_, finding),) = results.report.findings
     assert says in finding.text
     assert results.agree_on_exit_code() == 1
-
-
-def environment_of(rank, home):
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "HOME": str(home),
-        "USER": "ada",
-    }

@@ -223,7 +223,8 @@ def _present(spec: str, values: Mapping[str, Any]) -> Iterator[str]:
     option, _, patterns = spec.partition(" ")
     value = values.get(option)
     text = ",".join(map(_text, value)) if isinstance(value, tuple) else _text(value)
-    if any(fnmatchcase(text, pattern) for pattern in patterns.split("|")) if patterns else value:
+    is_set = value is not None and value is not False and value != ()
+    if any(fnmatchcase(text, pattern) for pattern in patterns.split("|")) if patterns else is_set:
         yield option if isinstance(value, bool) else f"{option} {text}"
 
 

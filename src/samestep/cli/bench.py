@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 class Duration:
     """The options of the duration of a measurement."""
 
-    seconds: Annotated[float, option("S", "Seconds to measure (a collective: each size).")] = 2.0
+    seconds: Annotated[float, option("S", "Seconds to measure: a collective at each size, or all steps.")] = (
+        2.0
+    )
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0
 
 

@@ -145,16 +145,16 @@ class Target:
         Raises:
             UsageError: there is such an option; the message names it.
         """
-        names_given = [name for name, value in flags.items() if value is not None]
-        of_scripts = [name for name in names_given if name in _OF_SCRIPTS]
+        set_options = [name for name, value in flags.items() if value is not None]
+        of_scripts = [name for name in set_options if name in _OF_SCRIPTS]
         if self.kind == "recipe" and of_scripts:
             raise UsageError(
                 f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
             )
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
-        Options(**{name: flags[name] for name in names_given if name in SPLIT})
-        names = [*names_given, *(text.partition("=")[0].replace("-", "_") for text in compares)]
+        Options(**{name: flags[name] for name in set_options if name in SPLIT})
+        names = [*set_options, *(text.partition("=")[0].replace("-", "_") for text in compares)]
         of_serial = [name for name in names if name in SPLIT and name not in OF_ALL]
         if self.kind != "recipe" and of_serial and not self._is_serial():
             raise UsageError(not_serial(of_serial[0], self.name))

@@ -18,9 +18,6 @@ SHORT = ("caches_in_c", "fed_by_a_socket", "forks", "named_runs", "signals")
 OF_ONE_RUN = ("budget.py", "named_runs.py")
 """Scripts whose files differ from run to run by names or lengths; they print whether these are right."""
 
-WITH_TIMES = ("losses.db", "masks.zip", "noise.dat")
-"""Files of bytes, with times or rounding; the script prints what they hold."""
-
 
 def run(processes, script, folder, helpers):
     folder.mkdir()

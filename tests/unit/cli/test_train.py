@@ -281,6 +281,22 @@ def test_flags_that_do_not_go_together_are_refused_before_a_worker_starts(
     assert all(part in line for part in named)
 
 
+def test_a_folder_of_figures_is_checked_before_a_worker_starts(capsys, monkeypatch):
+    monkeypatch.setattr(env, "snapshot", dict)
+
+    assert run_command(["train", "digits", "--figures", "/dev/null/x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--figures /dev/null/x" in line
+
+
+def test_a_momentum_of_zero_is_a_momentum_too(capsys, monkeypatch):
+    monkeypatch.setattr(env, "snapshot", dict)
+
+    assert run_command(["train", "digits", "--momentum", "0", "--optimizer", "adamw"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--momentum 0 does not go with --optimizer adamw" in line
+
+
 def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

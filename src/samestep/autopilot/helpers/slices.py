@@ -42,12 +42,12 @@ from samestep.parallel.gradients.initial_agreement import sparse_weights
 class ReturnedTensors:
     """The whole tensors of a call's results, by the tensors that this rank's slice has given."""
 
-    def __init__(self, parts_given: CallArguments, whole: CallArguments, dims: Dims) -> None:
-        arguments, parts = dict(leaves(whole.both)), leaves(parts_given.both)
+    def __init__(self, parts_of_rank: CallArguments, whole: CallArguments, dims: Dims) -> None:
+        arguments, parts = dict(leaves(whole.both)), leaves(parts_of_rank.both)
         self._arguments = {  # a sample in a list is no result
             id(part): arguments[path] for path, part in parts if depth_of_list(path, dims) is None
         }
-        self._own = parts_given  # an identity is that of a tensor while this exists
+        self._parts = parts_of_rank  # an identity is that of a tensor while this exists
         self._returned: dict[int, Tensor] = {}
 
     def united(self, parts: Any, whole: Any) -> Any:
@@ -304,7 +304,7 @@ class RankSlices:
             ]
             is_own = [gradients[place] is not None for place in places]
             is_there = parts[0].new_ones(len(places))
-            for number in (number for number, is_there_here in enumerate(is_own) if not is_there_here):
+            for number in (number for number, has_gradient in enumerate(is_own) if not has_gradient):
                 is_there[number] = 0
             flat = torch.cat([*parts, is_there])
             self.world.average(flat)

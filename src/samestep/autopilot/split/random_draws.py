@@ -92,19 +92,9 @@ class DrawPlan:
 
         None if there is none, or if planned draws of this shape have other sample dimensions.
         """
-        planned = [
-            draw_planned for draw_planned in self.draws if draw_planned.fits(draw, shape, samples, packings)
-        ]
-        agree = (
-            len(
-                {
-                    (draw_planned.dim, draw_planned.record.order, draw_planned.packings)
-                    for draw_planned in planned
-                }
-            )
-            == 1
-        )
-        return planned[0] if agree else None
+        fitting = [plan for plan in self.draws if plan.fits(draw, shape, samples, packings)]
+        agree = len({(plan.dim, plan.record.order, plan.packings) for plan in fitting}) == 1
+        return fitting[0] if agree else None
 
     def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
         """Return the planned draw `number`, if it is of this type; its other sizes may differ."""

@@ -209,8 +209,8 @@ class _Agent(SimpleElasticAgent):
             private=[*self._signals.files, self._shared.file],
             needs_all=self._job.needs_all,
         )
-        here_starts = starts(self._job, here, this, variables=self._shared.variables)
-        self._workers.start(here_starts, self._entry, received=self._signals.received)
+        local_starts = starts(self._job, here, this, variables=self._shared.variables)
+        self._workers.start(local_starts, self._entry, received=self._signals.received)
         return {worker.start.place.local_rank: worker.pid for worker in self._workers.all}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -85,7 +85,7 @@ def _is_broadcast(operation: Any) -> bool:
     return after == [size, size] and before in ([size], [size, 1]) and size >= _LEAST_SAMPLES
 
 
-_MOST_OF_DIVISORS = 32  # operations of a graph that are inspected, those next to the loss first
+_MOST_OPERATIONS = 32  # operations of a graph that are inspected, those next to the loss first
 _MEAN = 1
 """The value of torch's enumeration of reductions (`torch.nn._reduction`) that stands for the mean."""
 
@@ -94,7 +94,7 @@ def loss_divisors(losses: Sequence[Tensor]) -> list[float]:
     """Return the divisors in the graphs of losses, from the loss on; before backward, which frees them."""
     roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
     divisors: list[float] = []
-    for node in islice(_operations(roots), _MOST_OF_DIVISORS):
+    for node in islice(_operations(roots), _MOST_OPERATIONS):
         with suppress(RuntimeError):  # an earlier backward has freed what it saves
             divisors += _divisor(node)
     return divisors
