@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from errno import ENAMETOOLONG
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +18,9 @@ from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, o
 from samestep.base.signals import ended_by_interrupt
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -174,12 +176,14 @@ def _add_others(app: typer.Typer, verb: str | None) -> None:
             app.command(name, short_help=_summary(entry))(_not_loaded)
 
 
-def added_verbs() -> Mapping[str, EntryPoint]:
+def added_verbs() -> Mapping[str, "EntryPoint"]:
     """Return the verbs that installed packages add, with their entry points."""
+    from importlib.metadata import entry_points  # a sixth of what the command imports; most verbs are its own
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _summary(verb: EntryPoint) -> str:
+def _summary(verb: "EntryPoint") -> str:
     """Return the summary of the package that adds a verb."""
     return verb.dist.metadata["Summary"] or "" if verb.dist else ""
 
