@@ -254,6 +254,24 @@ def test_names_in_docstrings_exist():
     assert missing == []
 
 
+PRONOUNS = {
+    *("one", "other", "others", "its", "their", "theirs", "mine", "own", "another", "what"),
+    *("given", "found", "alike", "apart"),
+}
+"""Words that do not say what a variable holds."""
+
+
+def test_variables_have_the_names_of_things():
+    named = [
+        f"{module.relative_to(SOURCE)}: {node.arg if isinstance(node, ast.arg) else node.id}"
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text()))
+        if (isinstance(node, ast.arg) and node.arg in PRONOUNS)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in PRONOUNS)
+    ]
+    assert named == []
+
+
 INTERPRETERS = ("sys.argv", "sys.path", "sys.modules['__main__']", "os.environ[", "del os.environ[")
 """Statements that change the interpreter's state, as a fresh one would have it."""
 NO_HOOKS = {
