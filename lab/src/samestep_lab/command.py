@@ -107,18 +107,18 @@ def grade(
     grades = grade_file(
         file, sizes, verify=lambda script, serial, of: verified(script, serial, of, hang_timeout=_HANG_S)
     )
-    passed = all(one.passed for one in grades)
+    passed = all(graded.passed for graded in grades)
     if as_json:
-        results_of = [one.as_json() for one in grades]
+        results_of = [graded.as_json() for graded in grades]
         print(json_line({"file": str(file), "passed": passed, "grades": results_of}))
     else:
-        for one in grades:
-            verdict = (counted(len(one.faults), "fault"), BAD) if one.faults else ("passed", GOOD)
-            print_verdict(f"{one.name} on {_in_words(sizes)}: ", verdict)
-            for fault in one.faults:
+        for graded in grades:
+            verdict = (counted(len(graded.faults), "fault"), BAD) if graded.faults else ("passed", GOOD)
+            print_verdict(f"{graded.name} on {_in_words(sizes)}: ", verdict)
+            for fault in graded.faults:
                 more = f" ({fault.count - 1} more)" if fault.count > 1 else ""
                 print_verdict("  ", (fault.code, BAD), f": {fault.text}{more}")
-            for remark in one.remarks:
+            for remark in graded.remarks:
                 print_verdict("  ", ("remark", DOUBTFUL), f": {remark}")
     return 0 if passed else 1
 
@@ -129,15 +129,15 @@ def rank_counts(text: str) -> list[int]:
     Raises:
         UsageError: the text has another form, or a number is below 1 or too large.
     """
-    found: set[int] = set()
+    counts: set[int] = set()
     for part in text.split(","):
         if not (matched := re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", part.strip())):
             raise UsageError(f"--ranks is {text!r}; give numbers of ranks, such as 1-5 or 2,4.")
         first, last = int(matched[1]), int(matched[2] or matched[1])
-        found.update(range(first, last + 1))
-    if not found or not 1 <= min(found) <= max(found) <= _MOST_RANKS:
+        counts.update(range(first, last + 1))
+    if not counts or not 1 <= min(counts) <= max(counts) <= _MOST_RANKS:
         raise UsageError(f"--ranks is {text!r}; give numbers from 1 to {_MOST_RANKS}, such as 1-5.")
-    return sorted(found)
+    return sorted(counts)
 
 
 def _in_words(sizes: Sequence[int]) -> str:

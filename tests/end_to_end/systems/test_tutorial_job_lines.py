@@ -1,7 +1,6 @@
 """The job lines of the tutorials as printed there, with other names, addresses and numbers of workers."""
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from support.commands import finish
 from support.mpi import mpirun
 from support.nodes import LOGIN
+from support.tutorial_messages import assert_messages_within_and_across_nodes
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "tutorial"
 SCRIPT = TUTORIAL / "message_passing.py"
@@ -45,7 +45,7 @@ NODE = "--nproc_per_node=2 --nnodes=2 --node_rank={rank} --master_addr=node0 --m
 def test_the_jobs_of_the_course_send_messages_between_four_ranks(slurm, script, flags, tmp_path):
     (out,) = slurm.batch(script, *flags, folder=tmp_path, PATH=PATH)
 
-    assert_messages_of_four(out)
+    assert_messages_within_and_across_nodes(out)
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_the_guides_command_on_each_node_sends_messages_between_four_ranks(nodes
     both = [finish(process) for process in started]
 
     assert [done.code for done in both] == [0, 0], both[0].err + both[1].err
-    assert_messages_of_four(both[0].out)
+    assert_messages_within_and_across_nodes(both[0].out)
 
 
 @pytest.mark.long
@@ -77,7 +77,7 @@ def test_open_mpi_with_the_flags_of_the_guide_sends_messages_between_four_ranks(
     )
 
     assert done.code == 0, done.err
-    assert_messages_of_four(done.out)
+    assert_messages_within_and_across_nodes(done.out)
 
 
 @pytest.mark.long
@@ -88,7 +88,7 @@ def test_mpich_sends_messages_between_four_ranks(nodes):
     )
 
     assert done.code == 0, done.err
-    assert_messages_of_four(done.out)
+    assert_messages_within_and_across_nodes(done.out)
 
 
 @pytest.mark.long
@@ -97,9 +97,3 @@ def test_hello_world_is_printed_once_by_each_process(nodes, kind):
     done = nodes.run("node0", *mpirun(kind, nodes, ["node0"], per_host=3), "echo", "hello", "world")
 
     assert done.out.splitlines() == ["hello world"] * 3
-
-
-def assert_messages_of_four(out):
-    found = re.findall(r"rank 0 and rank (\d), (within|across)[^:]*: sum (\d+)", out)
-    assert found == [("1", "within", "2000"), ("2", "across", "2000"), ("3", "across", "2000")], out
-    assert re.findall(r"around the ring: sum (\d+)", out) == ["10"], out

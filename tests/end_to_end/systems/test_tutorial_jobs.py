@@ -10,6 +10,7 @@ import pytest
 from support.mpi import mpirun
 from support.nodes import LOGIN
 from support.tiers import long_param
+from support.tutorial_messages import assert_messages_within_and_across_nodes
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "tutorial"
 SPAWNS = f"""
@@ -65,9 +66,3 @@ def test_spawned_workers_of_two_nodes_are_one_run(slurm, tmp_path):
     (out,) = slurm.batch(f"exec 2>&1\n{SPAWNS}", "--nodes=2", folder=tmp_path, OMP_NUM_THREADS="1")
 
     assert re.findall(r"right \d+/(\d+)", out) == ["48"], out
-
-
-def assert_messages_within_and_across_nodes(out):
-    found = re.findall(r"rank 0 and rank (\d), (within|across)[^:]*: sum (\d+)", out)
-    assert found == [("1", "within", "2000"), ("2", "across", "2000"), ("3", "across", "2000")], out
-    assert re.findall(r"around the ring: sum (\d+)", out) == ["10"], out

@@ -74,10 +74,10 @@ class AllReduce:
         execution.combine(op)
         edges = bounds(flat.numel(), chunks)
         for chunk in self.owned(rank, size):
-            own = slice(edges[chunk], edges[chunk + 1])
-            finish(total[own], op, size, divisor)
+            part = slice(edges[chunk], edges[chunk + 1])
+            finish(total[part], op, size, divisor)
             if total is not flat:
-                flat[own] = total[own]
+                flat[part] = total[part]
         execution.copy()
         execution.end()
         put_back(flat, tensor)

@@ -74,9 +74,9 @@ class Execution:
         total = self._total
         for hop, transfers in self._combined:
             self._begin(hop, transfers, total, combines=True)
-            for _, theirs in transfers:
-                if theirs is not None:
-                    buffer, into = self._received(), total[theirs]
+            for _, incoming in transfers:
+                if incoming is not None:
+                    buffer, into = self._received(), total[incoming]
                     COMBINE[op](into, _typed(buffer[: into.numel()], total.dtype), out=into)
                     self._buffers.append(buffer)
                     self._post_receives()
@@ -85,8 +85,8 @@ class Execution:
         """Execute the other hops; received elements replace those of `flat`."""
         for hop, transfers in self._copied:
             self._begin(hop, transfers, self._flat, combines=False)
-            for _, theirs in transfers:
-                if theirs is not None:
+            for _, incoming in transfers:
+                if incoming is not None:
                     self._received()
 
     def end(self) -> None:
@@ -97,25 +97,25 @@ class Execution:
     def _begin(self, hop: Hop, transfers: Sequence[_Transfer], source: Tensor, *, combines: bool) -> None:
         """Begin to send all of a hop, and to receive as far ahead as possible."""
         self._post_receives()
-        for mine, theirs in transfers:
-            sent = None if mine is None else _typed(source[mine], self._flat.dtype)
-            if theirs is not None and not self._early:
-                self._receive(theirs, hop.source, combines=combines, sent=sent, to=hop.to)
+        for outgoing, incoming in transfers:
+            sent = None if outgoing is None else _typed(source[outgoing], self._flat.dtype)
+            if incoming is not None and not self._early:
+                self._receive(incoming, hop.source, combines=combines, sent=sent, to=hop.to)
             elif sent is not None:
                 self._sending.append(self._world.exchange(sent, None, dst=hop.to))
 
     def _post_receives(self) -> None:
         """Begin to receive as far ahead as there are buffers."""
         while self._due:
-            source, theirs, combines = self._due[0]
+            source, incoming, combines = self._due[0]
             if combines and not self._buffers:
                 return
             self._due.popleft()
-            self._receive(theirs, source, combines=combines)
+            self._receive(incoming, source, combines=combines)
 
     def _receive(
         self,
-        theirs: slice,
+        incoming: slice,
         source: int | None,
         *,
         combines: bool,
@@ -123,8 +123,8 @@ class Execution:
         to: int | None = None,
     ) -> None:
         """Begin to receive into a free buffer, or into the place where elements are copied to."""
-        buffer = self._buffers.popleft() if combines else self._flat[theirs]
-        part = buffer[: theirs.stop - theirs.start]
+        buffer = self._buffers.popleft() if combines else self._flat[incoming]
+        part = buffer[: incoming.stop - incoming.start]
         self._receiving.append((self._world.exchange(sent, part, dst=to, src=source), buffer))
 
     def _received(self) -> Tensor:
@@ -171,9 +171,9 @@ def _receives(combined: _Transfers, copied: _Transfers) -> Iterator[tuple[int | 
     """Yield the source rank, the elements, and whether they are combined, of each receive in order."""
     for hops, combines in ((combined, True), (copied, False)):
         for hop, transfers in hops:
-            for _, theirs in transfers:
-                if theirs is not None:
-                    yield hop.source, theirs, combines
+            for _, incoming in transfers:
+                if incoming is not None:
+                    yield hop.source, incoming, combines
 
 
 def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -183,7 +183,7 @@ def _typed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def accumulator(flat: Tensor, divisor: int = 1) -> Tensor:
     """Return the tensor to sum in: a single-precision copy of a half-precision tensor, else `flat` itself.
 
-    `divisor` is from `headroom`; it is 1 wherever `flat` itself is returned.
+    `divisor` is from `samestep.ranks.world.operation.headroom`; it is 1 wherever `flat` itself is returned.
     """
     total = flat.float() if is_half(flat.dtype) else flat
     return total.div_(divisor) if divisor > 1 else total

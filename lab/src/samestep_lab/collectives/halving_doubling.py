@@ -59,9 +59,9 @@ def _halving(number: int, power: int, folded: int) -> Schedule:
     start, distance = 0, power // 2
     while distance:
         halves = tuple(range(start, start + distance)), tuple(range(start + distance, start + 2 * distance))
-        other = _rank(number ^ distance, folded)
+        partner = _rank(number ^ distance, folded)
         upper = bool(number & distance)
-        hops.append(Hop(to=other, send=halves[not upper], source=other, receive=halves[upper]))
+        hops.append(Hop(to=partner, send=halves[not upper], source=partner, receive=halves[upper]))
         start += distance * upper
         distance //= 2
     return hops

@@ -67,7 +67,7 @@ def naive_reduce_schedule(rank: int, size: int) -> Schedule:
     """Return the hops of one rank of a reduce without a tree: rank 0 receives from the others in order."""
     if rank:
         return [Hop(to=0, send=(0,))]
-    return [Hop(source=other, receive=(0,)) for other in range(1, size)]
+    return [Hop(source=source, receive=(0,)) for source in range(1, size)]
 
 
 def naive_broadcast_schedule(rank: int, size: int) -> Schedule:
@@ -182,7 +182,7 @@ def scatter(world: World, rows: Tensor, src: int = 0) -> Tensor:
 
 
 def _up_the_tree(rank: int, size: int, chunks: Callable[[int, int], Chunks]) -> Schedule:
-    """Return the hops of one rank to rank 0; `chunks` returns those that ranks `first` to `end` have."""
+    """Return the hops of one rank to rank 0; `chunks` gives those of a range of ranks by its two ends."""
     hops: Schedule = []
     for step in range(doublings(size)):
         distance = 1 << step

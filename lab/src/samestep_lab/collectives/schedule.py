@@ -61,7 +61,7 @@ def runs(chunks: Chunks) -> Iterator[tuple[int, int]]:
     >>> list(runs((2, 3, 0)))
     [(2, 4), (0, 1)]
     """
-    starts = [0, *(i for i, (one, next_one) in enumerate(pairwise(chunks), 1) if next_one != one + 1)]
+    starts = [0, *(i for i, (chunk, next_chunk) in enumerate(pairwise(chunks), 1) if next_chunk != chunk + 1)]
     for start, end in pairwise([*starts, len(chunks)]):
         if chunks:
             yield chunks[start], chunks[end - 1] + 1

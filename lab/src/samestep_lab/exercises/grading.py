@@ -106,8 +106,8 @@ def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: f
         UsageError: the file cannot be read, or it is a script without a serial one beside it.
     """
     tree = parsed(file)
-    defined = (one for one in tree.body if isinstance(one, ast.FunctionDef))
-    functions = {one.name: one for one in defined if one.name in CHECKS}
+    defined = (statement for statement in tree.body if isinstance(statement, ast.FunctionDef))
+    functions = {function.name: function for function in defined if function.name in CHECKS}
     if not functions or serial_path(file).is_file():
         return [_graded_script(file, tree, ranks, verify)]
     unfinished = [name for name, function in functions.items() if _is_unfinished(function)]
@@ -122,7 +122,10 @@ def grade_file(file: Path, ranks: Sequence[int], *, verify: Verify, timeout_s: f
 
 
 def _is_unfinished(function: ast.FunctionDef) -> bool:
-    return any(isinstance(one, ast.Raise) and "NotImplementedError" in ast.dump(one) for one in function.body)
+    return any(
+        isinstance(statement, ast.Raise) and "NotImplementedError" in ast.dump(statement)
+        for statement in function.body
+    )
 
 
 def _gap(text: str, ranks: Sequence[int]) -> Fault:
@@ -134,7 +137,7 @@ def _graded_function(
 ) -> Grade:
     sends = _ring_volume if name == "ring_all_reduce" else None
     faults = CHECKS[name].faults(function, ranks, sends=sends, timeout_s=timeout_s)
-    short = [replace(one, text=one.text.replace(str(file), file.name)) for one in faults]
+    short = [replace(fault, text=fault.text.replace(str(file), file.name)) for fault in faults]
     return Grade(name=name, ranks=ranks, faults=short)
 
 
@@ -146,7 +149,7 @@ def _ring_volume(ranks: int) -> float:
 def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: Verify) -> Grade:
     serial = serial_path(file)
     if not serial.is_file():
-        functions = ", ".join(one.function for one in EXERCISES.values() if one.function)
+        functions = ", ".join(exercise.function for exercise in EXERCISES.values() if exercise.function)
         raise UsageError(
             f"{file} defines none of {functions}, and there is no {serial.name} beside it to compare a "
             "training script with; samestep lab start writes both."
@@ -155,10 +158,10 @@ def _graded_script(file: Path, tree: ast.Module, ranks: Sequence[int], verify: V
         text = "the script has no process group yet: every rank would train alone."
         return Grade(name=file.name, ranks=ranks, faults=[_gap(text, ranks)])
     findings = verify(file, serial, ranks).all_findings
-    wrong = _unexplained([one for one in findings if _is_fault(one)])
-    codes = dict.fromkeys(one.cause for one in wrong)
-    faults = [_fault([one for one in wrong if one.cause == code], file) for code in codes]
-    remarks = [_text(one, file) for one in findings if one.gravity == "exception"]
+    wrong = _unexplained([finding for finding in findings if _is_fault(finding)])
+    codes = dict.fromkeys(finding.cause for finding in wrong)
+    faults = [_fault([finding for finding in wrong if finding.cause == code], file) for code in codes]
+    remarks = [_text(finding, file) for finding in findings if finding.gravity == "exception"]
     return Grade(name=file.name, ranks=ranks, faults=faults, remarks=remarks)
 
 
@@ -168,9 +171,9 @@ def _is_fault(finding: Finding) -> bool:
 
 def _unexplained(wrong: Sequence[Finding]) -> list[Finding]:
     """Return faults without those that follow from others."""
-    codes = {one.cause for one in wrong}
+    codes = {finding.cause for finding in wrong}
     explained = _EXPLAINED if codes & {*_EXPLAINING} else ()
-    return [one for one in wrong if one.cause not in explained]
+    return [finding for finding in wrong if finding.cause not in explained]
 
 
 def _fault(findings: Sequence[Finding], file: Path) -> Fault:

@@ -62,7 +62,9 @@ def load_functions(path: Path, names: list[str]) -> list[Callable[..., Any]]:
 def _execute(tree: ast.Module, module: ModuleType) -> list[str]:
     """Execute the definitions of a file; return the statements that failed, with their errors."""
     failures = []
-    future = any(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in tree.body)
+    future = any(
+        isinstance(statement, ast.ImportFrom) and statement.module == "__future__" for statement in tree.body
+    )
     flags = __future__.annotations.compiler_flag if future else 0
     for statement in tree.body:
         if isinstance(statement, _SKIPPED):

@@ -79,12 +79,12 @@ def write_starter(name: str, folder: Path) -> list[Path]:
     files = {path: starter(text)}
     if not EXERCISES[name].function:
         files[serial_path(path)] = serial(text)
-    if existing := next((one for one in files if one.exists()), None):
+    if existing := next((file for file in files if file.exists()), None):
         raise UsageError(f"{existing} exists already; give another folder, or move it away.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for one, content in files.items():
-            one.write_text(content)
+        for file, content in files.items():
+            file.write_text(content)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}; give another folder.") from None
     return list(files)

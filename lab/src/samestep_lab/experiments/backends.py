@@ -50,7 +50,7 @@ def links_here(count: int) -> str:
     if count < 2 or shutil.which("nvidia-smi") is None:
         return ""
     pairs = nvlink_pairs(nvidia_smi("topo", "-m"))
-    text = ", ".join(f"{one} and {other}" for one, other in pairs) or "no GPUs"
+    text = ", ".join(f"{gpu} and {peer}" for gpu, peer in pairs) or "no GPUs"
     return f" NVLink connects {text}; nvidia-smi topo -m shows the other connections."
 
 
@@ -58,22 +58,24 @@ def run(setup: Setup) -> Outcome:
     """Run the experiment; it starts no ranks."""
     del setup
     addresses = {
-        name: [one.address for one in found if one.family in (socket.AF_INET, socket.AF_INET6)]
-        for name, found in psutil.net_if_addrs().items()
+        name: [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, entries in psutil.net_if_addrs().items()
     }
-    there = [one for one in interfaces(addresses) if one.up and not one.loopback]
+    usable = [interface for interface in interfaces(addresses) if interface.up and not interface.loopback]
     names, count = available(), accelerator_count()
-    here = applies_here(accelerators=count, names=names, has_ip=any(one.addresses for one in there))
+    here = applies_here(
+        accelerators=count, names=names, has_ip=any(interface.addresses for interface in usable)
+    )
     rows = [
         (*row, "yes" if row[2] in names else "no", "this one" if number == here else "")
         for number, row in enumerate(ROWS)
     ]
     device = f"{count} accelerators" if count else "no accelerator"
-    network = "; ".join(one.describe() for one in there) or "no interface besides loopback"
+    network = "; ".join(interface.describe() for interface in usable) or "no interface besides loopback"
     values: dict[str, Any] = {
         "available": names,
         "accelerators": count,
-        "interfaces": [one.name for one in there],
+        "interfaces": [interface.name for interface in usable],
         "applies": ROWS[here][2],
     }
     head = ("device", "network", "back end", "its all-reduce", "in this torch", "here")

@@ -14,16 +14,16 @@ ONE = "one worker"
 
 def variants(workers: int, *, epochs: int) -> dict[str, Settings]:
     """Return the settings of each variant."""
-    found = {
+    settings = {
         ONE: Settings(epochs=epochs, batch_size=BATCH, lr=RATE),
         "global batch kept": Settings(epochs=epochs, batch_size=BATCH, lr=RATE),
     }
     for scale in LR_SCALES:
         scaled = batch_per_worker(BATCH, scale=scale, lr=RATE, workers=workers)
-        found[f"batch per worker, rate scale {scale}"] = Settings(
+        settings[f"batch per worker, rate scale {scale}"] = Settings(
             epochs=epochs, batch_size=scaled.batch_size, lr=scaled.lr
         )
-    return found
+    return settings
 
 
 def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int = SUBSET) -> Outcome:
@@ -38,22 +38,22 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
             "batch_size": settings.batch_size,
             "lr": settings.lr,
             "steps": runs[0]["steps"],
-            "accuracies": [one["accuracy"] for one in runs],
+            "accuracies": [result["accuracy"] for result in runs],
         }
     rows = [
         (
             name,
-            str(one["batch_size"]),
-            f"{one['lr']:.3g}",
-            str(one["steps"]),
-            interval_text(one["accuracies"], scale=100, unit=" %"),
+            str(variant["batch_size"]),
+            f"{variant['lr']:.3g}",
+            str(variant["steps"]),
+            interval_text(variant["accuracies"], scale=100, unit=" %"),
         )
-        for name, one in values.items()
+        for name, variant in values.items()
     ]
     head = ("training", "global batch", "learning rate", "steps", "accuracy")
     kept = values["global batch kept"]
     pairs = zip(kept["accuracies"], values[ONE]["accuracies"], strict=True)
-    apart = max(abs(one - other) for one, other in pairs)
+    spread = max(abs(several - single) for several, single in pairs)
     costs = {
         scale: difference_text(
             kept["accuracies"], values[f"batch per worker, rate scale {scale}"]["accuracies"]
@@ -64,7 +64,7 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
         tables=[Table(head=head, rows=rows)],
         measured=(
             f"With the global batch kept, {setup.workers} workers take {kept['steps']} steps, as one worker "
-            f"does, and their accuracies differ by up to {apart * 100:.2f} points; with a batch per worker "
+            f"does, and their accuracies differ by up to {spread * 100:.2f} points; with a batch per worker "
             f"{values['batch per worker, rate scale none']['steps']} steps. After equally many samples these "
             f"cost {costs['none']} points of accuracy with the rate unchanged, "
             f"{costs['linear']} with the linear rule and {costs['sqrt']} with the square root ({seeds} "

@@ -40,14 +40,14 @@ def on_rank(world: World) -> list[dict[str, Any]]:
         "DDP" if is_process else "DataParallel": data_parallel,
         "compiled": partial(torch.compile, backend="eager"),  # the names are those of any compiler
     }
-    found = []
+    combinations = []
     for saved_as, wrap in wraps.items():
         source = network(seed=1)
         file = BytesIO()
         torch.save(wrap(source).state_dict(), file)
         state: dict[str, Tensor] = torch.load(BytesIO(file.getvalue()), weights_only=True)
         for loaded_into, other_wrap in wraps.items():
-            found.append(
+            combinations.append(
                 {
                     "saved_as": saved_as,
                     "first_key": next(iter(state)),
@@ -55,37 +55,37 @@ def on_rank(world: World) -> list[dict[str, Any]]:
                     **{name: _loads(source, other_wrap, load, state) for name, load in LOADS.items()},
                 }
             )
-    return found
+    return combinations
 
 
 def _loads(source: nn.Module, wrap: Wrap, load: Load, state: State) -> bool:
     """Return whether `load` gives a wrapped model the weights of `source`."""
-    other = network(seed=2)
+    target = network(seed=2)
     try:
-        load(wrap(other), state)
+        load(wrap(target), state)
     except RuntimeError:  # torch: missing and unexpected keys
         return False
-    pairs = zip(source.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(one, its) for one, its in pairs)
+    pairs = zip(source.state_dict().values(), target.state_dict().values(), strict=True)
+    return all(torch.equal(weights, loaded) for weights, loaded in pairs)
 
 
 def run(setup: Setup) -> Outcome:
     """Run the experiment."""
-    found = setup.ranks(on_rank, setup.workers)[0]
+    combinations = setup.ranks(on_rank, setup.workers)[0]
     rows = [
         (
-            *(one[name] for name in ("saved_as", "first_key", "loaded_into")),
-            *("equal bits" if one[name] else "refused" for name in ("torch", "samestep")),
+            *(combination[name] for name in ("saved_as", "first_key", "loaded_into")),
+            *("equal bits" if combination[name] else "refused" for name in ("torch", "samestep")),
         )
-        for one in found
+        for combination in combinations
     ]
     head = ("saved as", "first key", "loaded into", "load_state_dict", "samestep.load_state")
-    counts = {name: sum(one[name] for one in found) for name in ("torch", "samestep")}
+    counts = {name: sum(combination[name] for combination in combinations) for name in ("torch", "samestep")}
     return Outcome(
         tables=[Table(head=head, rows=rows)],
         measured=(
-            f"torch's load_state_dict loads {counts['torch']} of {len(found)} combinations, "
+            f"torch's load_state_dict loads {counts['torch']} of {len(combinations)} combinations, "
             f"samestep.load_state {counts['samestep']}."
         ),
-        values={"combinations": found},
+        values={"combinations": combinations},
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ def rounds_of(schedules: Sequence[Schedule]) -> list[list[Message]]:
             if sent and left[sent["to"]] and left[sent["to"]][0][1] == rank:
                 moving.append(Message(source=rank, **sent))
         assert moving, "the schedules do not fit together"
-        for one in moving:
-            left[one.source][0] = (None, left[one.source][0][1])
-            left[one.to][0] = (left[one.to][0][0], None)
+        for message in moving:
+            left[message.source][0] = (None, left[message.source][0][1])
+            left[message.to][0] = (left[message.to][0][0], None)
         left = [hops[1:] if hops and hops[0] == (None, None) else hops for hops in left]
         rounds.append(moving)
     return rounds
@@ -79,33 +80,37 @@ def reduced_on_ranks(world: World) -> dict[str, bool]:
     """Return whether each all-reduce gives the sum over the ranks, in whole numbers."""
     size = world.place.size
     expected = torch.full((24,), size * (size + 1) / 2)
-    found = {}
+    exact = {}
     for algorithm in _ALL_REDUCES:
         tensor = torch.full((24,), float(world.place.rank + 1))
         ALL_REDUCE[algorithm.name](world, tensor, "sum")
-        found[algorithm.name] = torch.equal(tensor, expected)
-    return found
+        exact[algorithm.name] = torch.equal(tensor, expected)
+    return exact
 
 
 def run(setup: Setup) -> Outcome:
     """Run the experiment."""
     size = setup.workers
-    schedules = {f"all-reduce, {one.name}": (_all_reduce(one), one.chunks(size)) for one in _ALL_REDUCES}
+    schedules = {
+        f"all-reduce, {algorithm.name}": (_all_reduce(algorithm), algorithm.chunks(size))
+        for algorithm in _ALL_REDUCES
+    }
     schedules |= {name: (hops, size if cut else 1) for name, (hops, cut) in _OTHERS.items()}
     traces: list[Table] = []
     costs: dict[str, Any] = {}
     for name, (hops, chunks) in schedules.items():
         rounds = rounds_of([hops(rank, size) for rank in range(size)])
         sent = [0.0] * size
-        for message in (one for messages in rounds for one in messages):
+        for message in chain.from_iterable(rounds):
             sent[message.source] += len(message.chunks) / chunks
         costs[name] = {"rounds": len(rounds), "sent": sent}
         lines = [
-            (str(number), "  ".join(one.text() for one in messages)) for number, messages in enumerate(rounds)
+            (str(number), "  ".join(message.text() for message in messages))
+            for number, messages in enumerate(rounds)
         ]
         traces.append(Table(title=name, head=("round", "from>to[chunks]"), rows=lines))
     checked = setup.ranks(reduced_on_ranks, size)
-    right = [name for name in checked[0] if all(one[name] for one in checked)]
+    right = [name for name in checked[0] if all(exact[name] for exact in checked)]
     most = {name: max(cost["sent"]) for name, cost in costs.items()}
     rows = [
         (name, str(cost["rounds"]), f"{most[name]:.3g}", f"{sum(cost['sent']):.3g}")

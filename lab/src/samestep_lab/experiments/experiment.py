@@ -86,10 +86,12 @@ def interval_text(values: Sequence[float], *, scale: float = 1.0, unit: str = ""
     return f"{mean * scale:.2f} +- {half * scale:.2f}{unit}"
 
 
-def difference_text(values: Sequence[float], others: Sequence[float]) -> str:
+def difference_text(values: Sequence[float], references: Sequence[float]) -> str:
     """Return mean and half interval of the differences of pairs of shares, in points.
 
     >>> difference_text([0.97, 0.98], [0.95, 0.96])
     '2.00 +- 0.00'
     """
-    return interval_text([one - other for one, other in zip(values, others, strict=True)], scale=100)
+    return interval_text(
+        [value - reference for value, reference in zip(values, references, strict=True)], scale=100
+    )

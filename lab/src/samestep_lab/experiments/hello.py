@@ -16,8 +16,8 @@ def greet(world: World) -> dict[str, Any]:
     message = torch.zeros(1) if place.is_main else torch.ones(1)
     before = message.item()
     if place.is_main:
-        for other in range(1, place.size):
-            world.send(message, dst=other)
+        for rank in range(1, place.size):
+            world.send(message, dst=rank)
     else:
         world.recv(message, src=0)
     return {
@@ -36,18 +36,18 @@ def greet(world: World) -> dict[str, Any]:
 
 def run(setup: Setup) -> Outcome:
     """Run the experiment."""
-    found = setup.ranks(greet, setup.workers)
+    ranks = setup.ranks(greet, setup.workers)
     rows = [
         (
-            *(str(one[name]) for name in ("rank", "local_rank", "node")),
-            f"{one['before']:g} -> {one['after']:g}",
-            " ".join(one["identified_by"]) or "its thread",
+            *(str(rank[name]) for name in ("rank", "local_rank", "node")),
+            f"{rank['before']:g} -> {rank['after']:g}",
+            " ".join(rank["identified_by"]) or "its thread",
         )
-        for one in found
+        for rank in ranks
     ]
-    received = sum(one["after"] != one["before"] for one in found)
+    received = sum(rank["after"] != rank["before"] for rank in ranks)
     return Outcome(
         tables=[Table(head=("rank", "local rank", "node", "tensor", "identified by"), rows=rows)],
         measured=f"{received} of {setup.workers - 1} other ranks hold the 0 of rank 0 in place of their 1.",
-        values={"ranks": found},
+        values={"ranks": ranks},
     )

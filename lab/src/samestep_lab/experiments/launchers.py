@@ -22,9 +22,9 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     names = launchers_here()
     compared = f"launcher={','.join(names)}"
     study = study_of(setup, "-n", str(setup.workers), "--compare", compared, steps=steps, repeats=repeats)
-    points = {one["variant"].removeprefix("launcher="): one for one in study["points"]}
-    rows = [(name, interval_of(one), str(one["threads"] or "-")) for name, one in points.items()]
-    is_oversubscribed = any(one["oversubscribed"] for one in points.values())
+    points = {point["variant"].removeprefix("launcher="): point for point in study["points"]}
+    rows = [(name, interval_of(point), str(point["threads"] or "-")) for name, point in points.items()]
+    is_oversubscribed = any(point["oversubscribed"] for point in points.values())
     fastest = max(points, key=lambda name: float(points[name]["samples_per_second"]))
     answer = [
         _too_many(setup.workers) if is_oversubscribed else f"{fastest} has the highest rate.",
@@ -34,7 +34,7 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     return Outcome(
         tables=[Table(head=("launcher", "samples/s (95 % interval)", "threads of a worker"), rows=rows)],
         measured=" ".join(answer) + left_out,
-        values={name: {"runs": one["runs"], "threads": one["threads"]} for name, one in points.items()},
+        values={name: {"runs": point["runs"], "threads": point["threads"]} for name, point in points.items()},
     )
 
 

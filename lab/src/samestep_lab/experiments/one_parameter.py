@@ -37,17 +37,17 @@ def on_rank(world: World) -> dict[str, Any]:
     model = OneParameter()
     model(inputs).square().sum().backward()
     assert model.parameter.grad is not None
-    found: dict[str, Any] = {"gradient": model.parameter.grad.item()}
+    results: dict[str, Any] = {"gradient": model.parameter.grad.item()}
     for op in ("sum", "mean"):
         combined = model.parameter.grad.clone()
         world.all_reduce(combined, op=op)
-        found[op] = model.step(combined)
+        results[op] = model.step(combined)
     for sync in ("bucketed", *(["ddp"] if isinstance(world, ProcessGroupWorld) else [])):
-        own = OneParameter()
-        with replicate(own, world, sync=sync, check_every=0):
-            own(inputs).square().sum().backward()
-        found[f"samestep, {sync}"] = own.step()
-    return found
+        replica = OneParameter()
+        with replicate(replica, world, sync=sync, check_every=0):
+            replica(inputs).square().sum().backward()
+        results[f"samestep, {sync}"] = replica.step()
+    return results
 
 
 def serial(workers: int, reduction: str) -> float:
@@ -60,17 +60,17 @@ def serial(workers: int, reduction: str) -> float:
 
 def run(setup: Setup) -> Outcome:
     """Run the experiment."""
-    found = setup.ranks(on_rank, setup.workers)
-    gradients = [one.pop("gradient") for one in found]
-    ways = {f"gradients by {name}" if name in ("sum", "mean") else name: found[0][name] for name in found[0]}
+    ranks = setup.ranks(on_rank, setup.workers)
+    gradients = [rank.pop("gradient") for rank in ranks]
+    ways = {f"gradients by {name}" if name in ("sum", "mean") else name: ranks[0][name] for name in ranks[0]}
     ways |= {f"one process, {name} of losses": serial(setup.workers, name) for name in ("sum", "mean")}
-    equal = all(one == found[0] for one in found)
+    equal = all(rank == ranks[0] for rank in ranks)
     rows = [(name, f"{value:g}") for name, value in ways.items()]
     return Outcome(
         tables=[
             Table(
                 head=("rank", "input", "gradient"),
-                rows=[(str(rank), str(rank), f"{one:g}") for rank, one in enumerate(gradients)],
+                rows=[(str(rank), str(rank), f"{gradient:g}") for rank, gradient in enumerate(gradients)],
             ),
             Table(head=("step", "new parameter"), rows=rows),
         ],

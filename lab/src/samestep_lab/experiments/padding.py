@@ -42,13 +42,13 @@ def right_answers(setup: Setup, *, epochs: int, samples: int) -> torch.Tensor:
 def run(setup: Setup, *, epochs: int = 1, samples: int = 1000) -> Outcome:
     """Run the experiment."""
     right = right_answers(setup, epochs=epochs, samples=samples)
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     for size in sorted({2, 3, 7, setup.workers}):
         for name, draw in (("padded", padded), ("exact", exact)):
             parts = [right[part] for part in draw(len(right), size)]
             correct, total = sum(int(part.sum()) for part in parts), sum(map(len, parts))
             counts = [len(part) for part in draw(PUBLISHED, size)]
-            found.append(
+            evaluations.append(
                 {
                     "workers": size,
                     "evaluation": name,
@@ -61,25 +61,26 @@ def run(setup: Setup, *, epochs: int = 1, samples: int = 1000) -> Outcome:
             )
     rows = [
         (
-            *(str(one[name]) for name in ("workers", "evaluation")),
-            f"{one['correct']:,} / {one['total']:,}",
-            f"{one['accuracy']:.4%}",
-            f"{one['of_10000']:,}",
-            " ".join(map(str, one["per_rank_of_10000"])),
+            *(str(row[name]) for name in ("workers", "evaluation")),
+            f"{row['correct']:,} / {row['total']:,}",
+            f"{row['accuracy']:.4%}",
+            f"{row['of_10000']:,}",
+            " ".join(map(str, row["per_rank_of_10000"])),
         )
-        for one in found
+        for row in evaluations
     ]
-    own, counted_twice = int(right.sum()) / len(right), max(one["total"] for one in found) - len(right)
-    worst = max(abs(one["accuracy"] - own) for one in found if one["evaluation"] == "padded")
-    sizes = {one["workers"]: one["of_10000"] for one in found if one["evaluation"] == "padded"}
+    accuracy = int(right.sum()) / len(right)
+    counted_twice = max(row["total"] for row in evaluations) - len(right)
+    worst = max(abs(row["accuracy"] - accuracy) for row in evaluations if row["evaluation"] == "padded")
+    sizes = {row["workers"]: row["of_10000"] for row in evaluations if row["evaluation"] == "padded"}
     head = ("workers", "evaluation", "right", "accuracy", "of 10,000 samples", "on each rank")
     return Outcome(
         tables=[Table(head=head, rows=rows)],
         measured=(
-            f"One worker has {own:.4%}. Up to {counted_twice} of {len(right):,} samples are counted twice, "
-            f"which moves the accuracy by up to {100 * worst:.4f} points; the exact evaluation gives "
-            f"{own:.4%} on every number of workers. 10,000 samples become {sizes[3]:,} on 3 workers and "
+            f"One worker has {accuracy:.4%}. Up to {counted_twice} of {len(right):,} samples are counted "
+            f"twice, which moves the accuracy by up to {100 * worst:.4f} points; the exact evaluation gives "
+            f"{accuracy:.4%} on every number of workers. 10,000 samples become {sizes[3]:,} on 3 workers and "
             f"{sizes[7]:,} on 7."
         ),
-        values={"accuracy": own, "evaluations": found},
+        values={"accuracy": accuracy, "evaluations": evaluations},
     )

@@ -26,27 +26,29 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
     results = setup.ranks(train_each, setup.workers, sets, chosen)[0]
     values = {
         name: {
-            "accuracies": [one["accuracy"] for one in results[number :: len(PRECISIONS)]],
-            "samples_per_second": [one["samples_per_second"] for one in results[number :: len(PRECISIONS)]],
+            "accuracies": [result["accuracy"] for result in results[number :: len(PRECISIONS)]],
+            "samples_per_second": [
+                result["samples_per_second"] for result in results[number :: len(PRECISIONS)]
+            ],
         }
         for number, name in enumerate(PRECISIONS)
     }
-    speeds = {name: one["samples_per_second"] for name, one in values.items()}
+    speeds = {name: figures["samples_per_second"] for name, figures in values.items()}
     rows = [
         (
             name,
-            interval_text(one["accuracies"], scale=100, unit=" %"),
+            interval_text(figures["accuracies"], scale=100, unit=" %"),
             f"{rate_text(min(speeds[name]), 'samples')} - {rate_text(max(speeds[name]), 'samples')}",
         )
-        for name, one in values.items()
+        for name, figures in values.items()
     ]
-    accuracies = {name: one["accuracies"] for name, one in values.items()}
+    accuracies = {name: figures["accuracies"] for name, figures in values.items()}
     lower = {name: difference_text(accuracies[name], accuracies["fp32"]) for name in PRECISIONS[1:]}
     ratios = {
-        name: interval_text([one / full for one, full in zip(speeds[name], speeds["fp32"], strict=True)])
+        name: interval_text([speed / full for speed, full in zip(speeds[name], speeds["fp32"], strict=True)])
         for name in PRECISIONS[1:]
     }
-    others = ", ".join(f"{name} at {ratios[name]}" for name in PRECISIONS[2:])
+    further = ", ".join(f"{name} at {ratios[name]}" for name in PRECISIONS[2:])
     return Outcome(
         tables=[
             Table(head=("precision", "accuracy", "speed, slowest - fastest run"), rows=rows),
@@ -57,7 +59,7 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
             ),
         ],
         measured=(
-            f"On this device bf16 trains at {ratios['bf16']} times the speed of fp32, {others} "
+            f"On this device bf16 trains at {ratios['bf16']} times the speed of fp32, {further} "
             f"({seeds} seeds, {epochs} epochs of {len(sets[0]):,} samples). The accuracies differ from that "
             f"of fp32 by {', '.join(f'{text} ({name})' for name, text in lower.items())} points (95 % "
             "intervals; one that contains 0 shows no difference)."

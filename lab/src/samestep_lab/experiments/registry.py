@@ -251,7 +251,7 @@ _ALL = (
     ),
 )
 
-EXPERIMENTS: Mapping[str, Experiment] = {one.name: one for one in _ALL}
+EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 """The experiments by name."""
 
 

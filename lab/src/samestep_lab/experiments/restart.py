@@ -39,8 +39,14 @@ def run(setup: Setup, *, epochs: int = EPOCHS, samples: int = 1280) -> Outcome:
     sessions = [json.loads(line)["step"] for line in lines]
     is_equal = undisturbed["weights_sha256"] == killed["weights_sha256"]
     rows = [
-        (name, str(one["steps"]), f"{one['accuracy']:.2%}", one["weights_sha256"][:12], seconds_text(taken))
-        for name, one, taken in zip(
+        (
+            name,
+            str(result["steps"]),
+            f"{result['accuracy']:.2%}",
+            result["weights_sha256"][:12],
+            seconds_text(taken),
+        )
+        for name, result, taken in zip(
             ("undisturbed", "one worker killed"), (undisturbed, killed), seconds, strict=True
         )
     ]

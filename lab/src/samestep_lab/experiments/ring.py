@@ -60,21 +60,21 @@ def _call(way: Callable[[World, Tensor], None], world: World, tensor: Tensor, _:
 
 def on_rank(world: World, seconds: float) -> dict[str, dict[str, Any]]:
     """Return bytes, bits and times of each way on this rank."""
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(world.place.rank)
     numbers = torch.randn(SIZES[-1] // 4, generator=generator)
     for name, way in WAYS.items():
         counting, tensor = CountingTensors(world), numbers.clone()
         way(counting, tensor)
         digest = sha256(tensor.numpy().tobytes()).hexdigest()
-        found[name] = {"sent": counting.sent / tensor.nbytes, "digest": digest, "seconds": {}}
+        figures[name] = {"sent": counting.sent / tensor.nbytes, "digest": digest, "seconds": {}}
     for nbytes in SIZES:
         zeros = torch.zeros(nbytes // 4)
         calls = {name: partial(_call, way, world, zeros) for name, way in WAYS.items()}
         times = timed_interleaved(world, calls, seconds=seconds, finish=lambda: None)
         for name, taken in times.items():
-            found[name]["seconds"][nbytes] = taken
-    return found
+            figures[name]["seconds"][nbytes] = taken
+    return figures
 
 
 def run(setup: Setup, *, seconds: float = SECONDS) -> Outcome:
@@ -83,8 +83,8 @@ def run(setup: Setup, *, seconds: float = SECONDS) -> Outcome:
     values: dict[str, Any] = {}
     for name in WAYS:
         values[name] = {
-            "sent_tensors": [one[name]["sent"] for one in ranks],
-            "different_results": len({one[name]["digest"] for one in ranks}),
+            "sent_tensors": [rank[name]["sent"] for rank in ranks],
+            "different_results": len({rank[name]["digest"] for rank in ranks}),
             "seconds": {
                 nbytes: {"median": median(taken), "quartiles": quartiles(taken)}
                 for nbytes, taken in ranks[0][name]["seconds"].items()
@@ -93,11 +93,11 @@ def run(setup: Setup, *, seconds: float = SECONDS) -> Outcome:
     rows = [
         (
             name,
-            f"{max(one['sent_tensors']):.3g}",
-            str(one["different_results"]),
-            *(_time_text(one["seconds"][nbytes]) for nbytes in SIZES),
+            f"{max(figures['sent_tensors']):.3g}",
+            str(figures["different_results"]),
+            *(_time_text(figures["seconds"][nbytes]) for nbytes in SIZES),
         )
-        for name, one in values.items()
+        for name, figures in values.items()
     ]
     head = ("all-reduce", "tensors sent by the busiest rank", "different results", *map(bytes_text, SIZES))
     n, whole, true = setup.workers, values["ring of whole tensors"], values["ring"]

@@ -146,8 +146,9 @@ def run(
         ),
         values={
             "step_s": {
-                name: {"median": median(one), "quartiles": quartiles(one)} for name, one in times.items()
+                name: {"median": median(taken), "quartiles": quartiles(taken)}
+                for name, taken in times.items()
             },
-            "loading_s_per_sample": {name: median(one) for name, one in loading.items()},
+            "loading_s_per_sample": {name: median(taken) for name, taken in loading.items()},
         },
     )

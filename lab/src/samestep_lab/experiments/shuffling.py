@@ -65,17 +65,17 @@ def run(setup: Setup, *, seeds: int = SEEDS, epochs: int = EPOCHS, samples: int 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             models.append(build("convnet", shape=train_set.shape, classes=len(train_set.classes)))
-    found, *_ = setup.ranks(on_rank, setup.workers, models, (pixels(train_set), pixels(test_set)), epochs)
-    new, same = ([one[is_new] for one in found] for is_new in (True, False))
-    differences = [one[True] - one[False] for one in found]
+    by_seed, *_ = setup.ranks(on_rank, setup.workers, models, (pixels(train_set), pixels(test_set)), epochs)
+    new, same = ([accuracy[is_new] for accuracy in by_seed] for is_new in (True, False))
+    differences = [accuracy[True] - accuracy[False] for accuracy in by_seed]
     mean, half = mean_and_half(differences)
     rows = [
         (
             str(seed),
-            *(f"{100 * one[new_order]:.2f} %" for new_order in (True, False)),
-            f"{100 * (one[True] - one[False]):+.2f}",
+            *(f"{100 * accuracy[new_order]:.2f} %" for new_order in (True, False)),
+            f"{100 * (accuracy[True] - accuracy[False]):+.2f}",
         )
-        for seed, one in enumerate(found)
+        for seed, accuracy in enumerate(by_seed)
     ]
     rows.append(
         (

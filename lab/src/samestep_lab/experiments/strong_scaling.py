@@ -43,7 +43,7 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     counts = ",".join(map(str, numbers_of_workers(setup.workers)))
     study = study_of(setup, "-n", counts, "--scaling", "strong", steps=steps, repeats=repeats)
     names = ("workers", "samples_per_second", "speedup", "efficiency", "oversubscribed", "step_s")
-    rows = [_row(one) for one in (*study["points"], *study["one_process"])]
+    rows = [_row(point) for point in (*study["points"], *study["one_process"])]
     head = (
         "workers",
         "samples/s (95 % interval)",
@@ -57,7 +57,7 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
     return Outcome(
         tables=[Table(head=head, rows=rows)],
         measured=" ".join([study["verdict"]["sentence"], *(note["text"] for note in study["notes"])]),
-        values={"points": [{name: one[name] for name in names} for one in study["points"]]},
+        values={"points": [{name: point[name] for name in names} for point in study["points"]]},
     )
 
 

@@ -17,9 +17,9 @@ def on_rank(world: World, problem: Problem, seconds: float) -> list[StepRow]:
     return measure(world, problem, names, seconds=seconds)
 
 
-def noise(found: list[StepRow]) -> str:
+def noise(rows: list[StepRow]) -> str:
     """Return sentences on steps that are not slower with communication than without."""
-    among = [row for row in found if row.sync != ALONE]
+    among = [row for row in rows if row.sync != ALONE]
     faster = [row.sync for row in among if row.efficiency_quartiles[0] > 1]
     equal = [row.sync for row in among if row.sync not in faster and row.efficiency_quartiles[1] >= 1]
     sentences = ""
@@ -35,14 +35,14 @@ def noise(found: list[StepRow]) -> str:
 
 def run(setup: Setup, *, problem: Problem | None = None, seconds: float = SECONDS) -> Outcome:
     """Run the experiment."""
-    found = setup.ranks(on_rank, setup.workers, problem or Problem(), seconds)[0]
-    measured = {row.sync for row in found}
+    rows = setup.ranks(on_rank, setup.workers, problem or Problem(), seconds)[0]
+    measured = {row.sync for row in rows}
     missing = [f" {name} is not measured: it needs {NEEDS[name]}." for name in WAYS if name not in measured]
     return Outcome(
-        tables=[Table(head=STEP_HEAD, rows=step_cells(found))],
+        tables=[Table(head=STEP_HEAD, rows=step_cells(rows))],
         measured=(
-            f"Fastest: {fastest_synchronizer(found)}. Figures are medians over interleaved rounds."
-            f"{noise(found)}{''.join(missing)}"
+            f"Fastest: {fastest_synchronizer(rows)}. Figures are medians over interleaved rounds."
+            f"{noise(rows)}{''.join(missing)}"
         ),
-        values={row.sync: asdict(row) for row in found},
+        values={row.sync: asdict(row) for row in rows},
     )

@@ -12,12 +12,12 @@ from samestep_lab.experiments.registry import EXPERIMENTS
 def listing() -> str:
     """Return the experiments with their questions, a line each."""
     width = max(map(len, EXPERIMENTS)) + 2
-    return "\n".join(f"{one['name']:{width}}{one['question']}" for one in listed())
+    return "\n".join(f"{experiment['name']:{width}}{experiment['question']}" for experiment in listed())
 
 
 def listed() -> list[dict[str, str]]:
     """Return the names of the experiments with their questions."""
-    return [{"name": one.name, "question": one.question} for one in EXPERIMENTS.values()]
+    return [{"name": experiment.name, "question": experiment.question} for experiment in EXPERIMENTS.values()]
 
 
 def _about(experiment: Experiment) -> dict[str, str]:
@@ -29,8 +29,8 @@ def outcome_text(experiment: Experiment, outcome: Outcome) -> str:
     head = [f"{experiment.name}: {experiment.question}"]
     before = [f"{name}: {text}" for name, text in _about(experiment).items()]
     tables = [
-        "\n".join([*([one.title] if one.title else []), *text_table(one.head, one.rows)])
-        for one in outcome.tables
+        "\n".join([*([content.title] if content.title else []), *text_table(content.head, content.rows)])
+        for content in outcome.tables
     ]
     after = [f"measured: {outcome.measured}", f"why: {experiment.why}"]
     return "\n\n".join(["\n".join(head + before), *tables, "\n".join(after)])
@@ -39,8 +39,11 @@ def outcome_text(experiment: Experiment, outcome: Outcome) -> str:
 def outcome_page(experiment: Experiment, outcome: Outcome, *, workers: int) -> str:
     """Return the result of an experiment as an HTML page, with its figures."""
     tables = [
-        section(one.title or "Table", table(one.rows, head=one.head, right=numeric_columns(one.rows)))
-        for one in outcome.tables
+        section(
+            content.title or "Table",
+            table(content.rows, head=content.head, right=numeric_columns(content.rows)),
+        )
+        for content in outcome.tables
     ]
     figures = [chart.render() for chart in outcome.charts]
     body = [

@@ -54,13 +54,13 @@ def run(setup: Setup, *, rounds: int = ROUNDS, steps: int = STEPS) -> Outcome:
     ranks = setup.ranks(on_rank, setup.workers, chosen, rounds, steps)
     values: dict[int, Any] = {}
     for count in chosen:
-        taken = slowest([one[count] for one in ranks])
+        taken = slowest([times[count] for times in ranks])
         values[count] = {"median_s": median(taken), "quartiles_s": quartiles(taken)}
     rows = [
         (
             str(count),
             str(count * setup.workers),
-            "; ".join(name for name, one in named.items() if one == count),
+            "; ".join(name for name, number in named.items() if number == count),
             seconds_text(values[count]["median_s"]),
             " - ".join(map(seconds_text, values[count]["quartiles_s"])),
         )

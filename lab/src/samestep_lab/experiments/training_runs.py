@@ -53,5 +53,5 @@ def train_each(world: World, sets: tuple[ImageSet, ImageSet], chosen: list[Setti
 
 def pixels(images: ImageSet) -> tuple[torch.Tensor, torch.Tensor]:
     """Return normalized images and their labels."""
-    mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in (images.mean, images.std))
+    mean, std = (torch.tensor(by_channel).view(1, -1, 1, 1) for by_channel in (images.mean, images.std))
     return (images.images / images.white - mean) / std, images.labels

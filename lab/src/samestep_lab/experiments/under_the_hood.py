@@ -39,7 +39,7 @@ class Recorder:
         buffer = bucket.buffer()
         record = {
             "bytes": buffer.nbytes,
-            "ready": max(self.ready[one] for one in bucket.parameters()),
+            "ready": max(self.ready[parameter] for parameter in bucket.parameters()),
             "sent": time.perf_counter(),
         }
         self.buckets.append(record)
@@ -58,11 +58,11 @@ def on_rank(world: World, problem: Problem, steps: int) -> dict[str, Any]:
     trainee, recorder = Trainee(problem, world), Recorder(world.place.size)
     for parameter in trainee.model.parameters():
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda one: recorder.ready.__setitem__(one, time.perf_counter())
+            lambda parameter: recorder.ready.__setitem__(parameter, time.perf_counter())
         )
     model = DistributedDataParallel(trainee.model, bucket_cap_mb=BUCKET_MB)
     model.register_comm_hook(None, recorder.hook)
-    found: dict[str, Any] = {}
+    instants: dict[str, Any] = {}
     for _ in range(steps):
         recorder.buckets = []
         world.barrier()
@@ -72,7 +72,7 @@ def on_rank(world: World, problem: Problem, steps: int) -> dict[str, Any]:
         loss.backward()  # type: ignore[no-untyped-call]
         backward = time.perf_counter()
         trainee.update()
-        found = {
+        instants = {
             "begin": begin,
             "forward": forward,
             "computed": max(recorder.ready.values()),
@@ -80,7 +80,7 @@ def on_rank(world: World, problem: Problem, steps: int) -> dict[str, Any]:
             "end": time.perf_counter(),
             "buckets": recorder.buckets,
         }
-    return found
+    return instants
 
 
 def covered(spans: list[tuple[float, float]], until: float) -> tuple[float, float]:
@@ -102,25 +102,25 @@ def run(setup: Setup, *, model: str = "resnet18", batch: int = 8, steps: int = S
     """Run the experiment."""
     problem = Problem(model=model, batch_per_worker=batch)
     ranks = setup.ranks(on_rank, setup.workers, problem, steps)
-    start = min(one["begin"] for one in ranks)
+    start = min(instants["begin"] for instants in ranks)
     values: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Span]] = {}
-    for rank, one in enumerate(ranks):
-        spans = [(bucket["sent"], bucket["done"]) for bucket in one["buckets"]]
-        hidden, total = covered(spans, one["computed"])
-        steps_of = {name: _ms(one[name] - start) for name in ("forward", "computed", "backward", "end")}
+    for rank, instants in enumerate(ranks):
+        spans = [(bucket["sent"], bucket["done"]) for bucket in instants["buckets"]]
+        hidden, total = covered(spans, instants["computed"])
+        steps_of = {name: _ms(instants[name] - start) for name in ("forward", "computed", "backward", "end")}
         values.append(
             {
                 **steps_of,
                 "buckets": [
                     {"bytes": bucket["bytes"]}
                     | {name: _ms(bucket[name] - start) for name in ("ready", "sent", "done")}
-                    for bucket in one["buckets"]
+                    for bucket in instants["buckets"]
                 ],
                 "communication_ms": _ms(total),
                 "hidden_ms": _ms(hidden),
-                "exposed_ms": _ms(one["backward"] - one["computed"]),
+                "exposed_ms": _ms(instants["backward"] - instants["computed"]),
             }
         )
         rows += [
@@ -132,7 +132,7 @@ def run(setup: Setup, *, model: str = "resnet18", batch: int = 8, steps: int = S
             )
             for number, bucket in enumerate(values[-1]["buckets"])
         ]
-        begin = _ms(one["begin"] - start)
+        begin = _ms(instants["begin"] - start)
         lines[f"rank {rank}"] = [
             Span(0, begin, steps_of["forward"]),
             Span(1, steps_of["forward"], steps_of["backward"]),
@@ -140,14 +140,14 @@ def run(setup: Setup, *, model: str = "resnet18", batch: int = 8, steps: int = S
         ]
         for number, bucket in enumerate(values[-1]["buckets"]):
             lines[f"{rank}: bucket {number}"] = [Span(3, bucket["sent"], bucket["done"])]
-    share = min(one["hidden_ms"] / one["communication_ms"] for one in values)
-    exposed = max(one["exposed_ms"] for one in values)
+    share = min(value["hidden_ms"] / value["communication_ms"] for value in values)
+    exposed = max(value["exposed_ms"] for value in values)
     return Outcome(
         tables=[Table(head=("rank", "bucket", "size", "ready", "sent", "done"), rows=rows)],
         measured=(
             f"Backward hid {share:.0%} of the communication of {len(ranks[0]['buckets'])} buckets, on the "
             f"rank with the least; {exposed:.1f} ms at its end were exposed, of a step of "
-            f"{max(one['end'] for one in values):.1f} ms. From sent to "
+            f"{max(value['end'] for value in values):.1f} ms. From sent to "
             "done includes waiting for the slowest rank; another step has other times."
         ),
         values={"ranks": values},

@@ -53,7 +53,7 @@ def run(setup: Setup) -> Outcome:
         for name, ranks in drawn.items()
         for epoch in range(EPOCHS)
     ]
-    repeated = {name: sum(map(len, (one[0] for one in ranks))) - SAMPLES for name, ranks in drawn.items()}
+    repeated = {name: sum(map(len, (rank[0] for rank in ranks))) - SAMPLES for name, ranks in drawn.items()}
     moved = {name: _moved(ranks) for name, ranks in drawn.items()}
     extra = ", ".join(f"{count} by {name}" for name, count in repeated.items() if count)
     moving = [name for name, count in moved.items() if count]
@@ -69,4 +69,4 @@ def run(setup: Setup) -> Outcome:
 
 def _moved(ranks: Sequence[Drawn]) -> int:
     """Return how many samples are on a rank in epoch 1 that was without them in epoch 0."""
-    return sum(len(set(one[1]) - set(one[0])) for one in ranks)
+    return sum(len(set(rank[1]) - set(rank[0])) for rank in ranks)

@@ -27,10 +27,10 @@ class Case:
 
     def input(self, rank: int) -> Tensor:
         """Return a new copy of a rank's tensor."""
-        own = self.inputs[rank]
+        tensor = self.inputs[rank]
         if self.transposed:
-            return own.mT.clone(memory_format=torch.contiguous_format).mT
-        return torch.stack([own, own], dim=-1)[..., 1] if self.strided else own.clone()
+            return tensor.mT.clone(memory_format=torch.contiguous_format).mT
+        return torch.stack([tensor, tensor], dim=-1)[..., 1] if self.strided else tensor.clone()
 
     def describe(self, *, reduces: bool, rooted: bool) -> str:
         """Return the call in words for messages."""

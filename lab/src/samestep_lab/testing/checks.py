@@ -150,7 +150,7 @@ class Check:
             Nonconforming: the function has problems.
             UsageError: `fn` has unknown parameters, or another argument is invalid.
         """
-        found = self.faults(
+        faults = self.faults(
             fn,
             world_sizes,
             ops=ops,
@@ -159,10 +159,10 @@ class Check:
             sends=sends,
             timeout_s=timeout_s,
         )
-        if found:
-            lines = [one.text + f" ({one.count - 1} more)" * (one.count > 1) for one in found]
+        if faults:
+            lines = [fault.text + f" ({fault.count - 1} more)" * (fault.count > 1) for fault in faults]
             raise Nonconforming(
-                "\n  ".join([f"{bind(fn).name} is no {self.name}:", *lines]), [one.code for one in found]
+                "\n  ".join([f"{bind(fn).name} is no {self.name}:", *lines]), [fault.code for fault in faults]
             )
 
     def faults(
@@ -203,17 +203,17 @@ class Check:
             )
             tasks = [partial(_called, call, case, may_lack_mean=may_lack_mean) for case in tested]
             if processes:
-                found = on_processes(tasks, size, timeout_s=timeout_s)
+                all_outcomes = on_processes(tasks, size, timeout_s=timeout_s)
             else:
-                found = _until_stuck(on_threads(task, size, timeout_s=timeout_s) for task in tasks)
+                all_outcomes = _until_stuck(on_threads(task, size, timeout_s=timeout_s) for task in tasks)
             problems += [
                 (size, case.describe(reduces=self.reduces, rooted=self.rooted), problem)
-                for case, outcomes in zip(tested, found, strict=False)
+                for case, outcomes in zip(tested, all_outcomes, strict=False)
                 for problem in self._problems(case, outcomes, sends)
             ]
-            values = [one.value for outcomes in found for one in outcomes]
+            values = [outcome.value for outcomes in all_outcomes for outcome in outcomes]
             has_mean = has_mean and not any(value.lacks_mean for value in values if value is not None)
-            if any(one.stuck for one in found[-1]):
+            if any(outcome.stuck for outcome in all_outcomes[-1]):
                 break
         if not has_mean:
             warnings.warn(
@@ -225,8 +225,8 @@ class Check:
     def _problems(
         self, case: Case, outcomes: Sequence[Outcome], sends: Callable[[int], float] | None
     ) -> list[Problem]:
-        stuck = [f"rank {rank} {one.stuck}" for rank, one in enumerate(outcomes) if one.stuck]
-        failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
+        stuck = [f"rank {rank} {outcome.stuck}" for rank, outcome in enumerate(outcomes) if outcome.stuck]
+        failed = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(outcomes) if outcome.error]
         if failed:
             return [Problem("error", _cause(failed))]
         if stuck:
@@ -296,28 +296,28 @@ check_all_gather = Check(name="all_gather", judge=judge.all_gathered, sends=lamb
 """Each rank returns all tensors in rank order, as a list or stacked; the inputs are unchanged."""
 
 
-def _sizes(given: object) -> list[int]:
-    sizes = list(given) if isinstance(given, Iterable) else []
+def _sizes(counts: object) -> list[int]:
+    sizes = list(counts) if isinstance(counts, Iterable) else []
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise UsageError(f"world_sizes is {given!r}; give numbers of ranks, each 1 or more, such as [2, 4].")
+        raise UsageError(f"world_sizes is {counts!r}; give numbers of ranks, each 1 or more, such as [2, 4].")
     return sizes
 
 
-def _ops(given: object) -> list[Op]:
-    ops = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+def _ops(operations: object) -> list[Op]:
+    ops = list(operations) if isinstance(operations, Iterable) and not isinstance(operations, str) else []
     if not ops or not all(op in OPS for op in ops):
-        raise UsageError(f"ops is {given!r}; give a list of some of {', '.join(OPS)}.")
+        raise UsageError(f"ops is {operations!r}; give a list of some of {', '.join(OPS)}.")
     return ops
 
 
 def _until_stuck(calls: Iterable[list[Outcome]]) -> list[list[Outcome]]:
     """Return the outcomes of the calls up to the first that does not end."""
-    found: list[list[Outcome]] = []
+    all_outcomes: list[list[Outcome]] = []
     for outcomes in calls:
-        found.append(outcomes)
-        if any(one.stuck for one in outcomes):
+        all_outcomes.append(outcomes)
+        if any(outcome.stuck for outcome in outcomes):
             break
-    return found
+    return all_outcomes
 
 
 def _called(call: Call, case: Case, world: World, *, may_lack_mean: bool) -> Result:

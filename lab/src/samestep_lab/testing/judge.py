@@ -51,7 +51,7 @@ def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
 
     Each problem has the number of ranks and the call in words; they are in order of the number of ranks.
     """
-    found: dict[str, Fault] = {}
+    by_code: dict[str, Fault] = {}
     for ranks, call, problem in problems:
         first = Fault(
             code=problem.code,
@@ -59,9 +59,9 @@ def faults(problems: Sequence[tuple[int, str, Problem]]) -> list[Fault]:
             ranks=ranks,
             count=0,
         )
-        earlier = found.get(problem.code, first)
-        found[problem.code] = replace(earlier, count=earlier.count + 1)
-    return [found[code] for code in CODES if code in found]
+        earlier = by_code.get(problem.code, first)
+        by_code[problem.code] = replace(earlier, count=earlier.count + 1)
+    return [by_code[code] for code in CODES if code in by_code]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +83,14 @@ def all_reduced(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     problems = [
         problem
         for rank, tensor in enumerate(tensors)
-        for problem in _near(f"rank {rank}", tensor, exact, case, own=case.inputs[rank])
+        for problem in _near(f"rank {rank}", tensor, exact, case, original=case.inputs[rank])
     ]
     yield from problems
-    others = [rank for rank, tensor in enumerate(tensors) if not _same_bits(tensor, tensors[0])]
-    if others and not problems:
+    unequal = [rank for rank, tensor in enumerate(tensors) if not _same_bits(tensor, tensors[0])]
+    if unequal and not problems:
         yield Problem(
             "different-bits",
-            f"ranks {others} have other bits than rank 0: ranks sum in different orders. Compute each part "
+            f"ranks {unequal} have other bits than rank 0: ranks sum in different orders. Compute each part "
             "of the result on one rank, and send copies.",
         )
 
@@ -99,15 +99,15 @@ def reduced_to_root(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the problems of a reduce."""
     exact = reduced(case.inputs, case.op)
     where, tensor = f"rank {case.root}, the root,", _tensor(results[case.root])
-    yield from _near(where, tensor, exact, case, own=case.inputs[case.root])
+    yield from _near(where, tensor, exact, case, original=case.inputs[case.root])
     yield from _unchanged(case, results, [rank for rank in range(len(results)) if rank != case.root])
 
 
 def broadcast(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the problems of a broadcast."""
     for rank, each in enumerate(results):
-        own = case.inputs[rank]
-        yield from _equal(f"rank {rank}", _tensor(each), case.inputs[case.root], own, case.inputs)
+        original = case.inputs[rank]
+        yield from _equal(f"rank {rank}", _tensor(each), case.inputs[case.root], original, case.inputs)
 
 
 def gathered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
@@ -133,9 +133,9 @@ def scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
 def reduce_scattered(case: Case, results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the problems of a reduce-scatter."""
     for rank, each in enumerate(results):
-        rows = Case(inputs=tuple(one[rank] for one in case.inputs), op=case.op)
+        rows = Case(inputs=tuple(tensor[rank] for tensor in case.inputs), op=case.op)
         exact = reduced(rows.inputs, rows.op)
-        yield from _near(f"rank {rank}", _row(each, rank), exact, rows, own=rows.inputs[rank])
+        yield from _near(f"rank {rank}", _row(each, rank), exact, rows, original=rows.inputs[rank])
 
 
 def _tensor(result: Result) -> Tensor:
@@ -169,18 +169,18 @@ def _unchanged(case: Case, results: Sequence[Result], ranks: Sequence[int]) -> I
 
 
 def _equal(
-    where: str, got: Tensor, exact: Tensor, own: Tensor | None, inputs: Sequence[Tensor]
+    where: str, got: Tensor, exact: Tensor, original: Tensor | None, inputs: Sequence[Tensor]
 ) -> Iterator[Problem]:
     if got.shape != exact.shape or got.dtype != exact.dtype:
         yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact)}.")
     elif not _same_bits(got, exact):
-        code = _code(got, own)
-        owners = [rank for rank, one in enumerate(inputs) if _same_bits(got, one)]
+        code = _code(got, original)
+        owners = [rank for rank, tensor in enumerate(inputs) if _same_bits(got, tensor)]
         owner = f"the tensor of rank {owners[0]}: " if owners and code == "wrong-values" else ""
         yield Problem(code, f"{where} has {_PREFIX[code]}{owner}{_at(got, exact, 'not')}.")
 
 
-def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) -> Iterator[Problem]:
+def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, original: Tensor) -> Iterator[Problem]:
     dtype = case.inputs[0].dtype
     if got.shape != exact.shape or got.dtype != dtype:
         yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact.to(dtype))}.")
@@ -189,7 +189,7 @@ def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) ->
     if bool((off <= tolerance(case.inputs, case.op)).all()):
         return
     size = len(case.inputs)
-    code = _code(got, own)
+    code = _code(got, original)
     if case.op == "mean" and torch.allclose(got.double(), exact.double() * size, rtol=1e-2):
         code = "sum-for-mean"
     if case.op == "sum" and size > 1 and torch.allclose(got.double() * size, exact.double(), rtol=1e-2):
@@ -204,7 +204,7 @@ def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, own: Tensor) ->
 
 def _parts(got: Tensor, case: Case) -> str:
     """Return how often the result counts each rank's tensor, if it is a sum of them; else an empty string."""
-    tensors = torch.stack([one.reshape(-1).double() for one in case.inputs], dim=1)
+    tensors = torch.stack([tensor.reshape(-1).double() for tensor in case.inputs], dim=1)
     result = got.reshape(-1, 1).double()
     if case.op not in ("sum", "mean") or len(tensors) <= len(case.inputs):
         return ""
@@ -225,16 +225,16 @@ _PREFIX: Mapping[str, str] = {
 }
 
 
-def _code(got: Tensor, own: Tensor | None) -> str:
+def _code(got: Tensor, original: Tensor | None) -> str:
     if not got.any():
         return "only-zeros"
-    return "own-input" if own is not None and _same_bits(got, own) else "wrong-values"
+    return "own-input" if original is not None and _same_bits(got, original) else "wrong-values"
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _same_bits(got: Tensor, reference: Tensor) -> bool:
+    if got.shape != reference.shape or got.dtype != reference.dtype:
         return False
-    return torch.equal(_as_bytes(one), _as_bytes(other))
+    return torch.equal(_as_bytes(got), _as_bytes(reference))
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -246,9 +246,9 @@ def _at(got: Tensor, exact: Tensor, words: str) -> str:
     """Return the two values that differ most, in words."""
     if got.shape != exact.shape or not got.numel():
         return f"{_form(got)}, {words} {_form(exact)}"
-    ours, theirs = (each.detach().reshape(-1).double() for each in (got, exact))
-    worst = int((ours - theirs).abs().argmax())
-    return f"{ours[worst]:.9g} at {worst}, {words} {theirs[worst]:.9g}"
+    values, exact_values = (each.detach().reshape(-1).double() for each in (got, exact))
+    worst = int((values - exact_values).abs().argmax())
+    return f"{values[worst]:.9g} at {worst}, {words} {exact_values[worst]:.9g}"
 
 
 def _form(tensor: Tensor) -> str:

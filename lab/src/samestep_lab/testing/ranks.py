@@ -94,17 +94,17 @@ def on_processes(
     with owned_folder() as folder:
         store, ranks = folder / "store", []
         for rank in range(size):
-            ours, theirs = context.Pipe()
+            parent_end, rank_end = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, tasks, (rank, size), store, timeout_s, group_timeout_s),
+                args=(rank_end, tasks, (rank, size), store, timeout_s, group_timeout_s),
                 daemon=True,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a warning about threads, which the ranks do not use
                 process.start()
-            theirs.close()
-            ranks.append((process, ours))
+            rank_end.close()
+            ranks.append((process, parent_end))
         try:
             return _collected([pipe for _, pipe in ranks], len(tasks), timeout_s, folder)
         finally:
@@ -116,7 +116,7 @@ def on_processes(
 
 
 def _collected(pipes: list[Connection], tasks: int, timeout_s: float, folder: Path) -> list[list[Outcome]]:
-    found: list[list[Outcome]] = []
+    collected: list[list[Outcome]] = []
     first_s = 60.0  # for startup and rendezvous
     for _ in range(tasks):
         outcomes: list[Outcome | None] = [None] * len(pipes)
@@ -127,10 +127,10 @@ def _collected(pipes: list[Connection], tasks: int, timeout_s: float, folder: Pa
             for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
                 rank = pipes.index(pipe)  # type: ignore[arg-type]
                 outcomes[rank] = _received(pipes[rank], folder / f"{_DEATH}{rank}")
-        found.append([outcome or Outcome(stuck="no answer") for outcome in outcomes])
-        if any(outcome.error or outcome.stuck for outcome in found[-1]):
+        collected.append([outcome or Outcome(stuck="no answer") for outcome in outcomes])
+        if any(outcome.error or outcome.stuck for outcome in collected[-1]):
             break
-    return found
+    return collected
 
 
 def _received(pipe: Connection, death: Path) -> Outcome:
@@ -193,9 +193,9 @@ def _run(task: Task, world: World) -> Outcome:
     try:
         return Outcome(value=task(world))
     except Exception as error:  # noqa: BLE001 - returned to the caller
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if is_script(frame.filename)]
-        at = f" at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+        traced = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in traced if is_script(frame.filename)]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
         return Outcome(error=f"{type(error).__name__}: {error}{at}")
 
 

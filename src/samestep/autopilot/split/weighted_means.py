@@ -45,7 +45,8 @@ _UNKNOWN = (
 def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading: Reading) -> Tensor:
     """Return the mean of the whole batch, given the mean of a slice and how that was reduced.
 
-    Nothing is read from the device. One all-reduce carries the values and the weights of all ranks.
+    The host waits for the device only if the weight can be unknown, or if there are several means. One
+    all-reduce carries the values and the weights of all ranks.
 
     Args:
         part: the mean of this rank's slice, of any shape.
@@ -55,7 +56,7 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
 
     Raises:
         UsageError: losses are means over numbers of elements that are not proportional, or the weight of a
-            slice is unknown; see `refuse`.
+            slice is unknown.
     """
     with torch.no_grad():
         values = torch.view_as_real(part) if part.is_complex() else part

@@ -31,7 +31,7 @@ def measured(runs: Sequence[Run], *, one_process: bool = False) -> tuple[Point, 
     """Return a point for each number of workers, variant and measured global batch.
 
     With `one_process` they are those of one worker with the cores of several, and else all others. Speedup
-    and efficiency are those of a study of one point, until `conclude` relates them.
+    and efficiency are those of a study of one point, until `verdict.conclude` relates them.
 
     Raises:
         UsageError: a run has no counted step.
