@@ -263,8 +263,9 @@ PRONOUNS = {
 
 def test_variables_have_the_names_of_things():
     named = [
-        f"{module.relative_to(SOURCE)}: {node.arg if isinstance(node, ast.arg) else node.id}"
-        for module in MODULES
+        f"{module.name}: {node.arg if isinstance(node, ast.arg) else node.id}"
+        for module in [*MODULES, *LAB_MODULES]
+        if module.parent.name != "solutions"
         for node in ast.walk(ast.parse(module.read_text()))
         if (isinstance(node, ast.arg) and node.arg in PRONOUNS)
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in PRONOUNS)
