@@ -204,8 +204,8 @@ def _counted_backwards(account: Account, stop: Stop | None) -> Iterator[None]:
     def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not account.backwards:
             account.has_called = bool(account.split or account.counts)
-        if not account.backwards and not account.split:
-            account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
+            if not account.split:
+                account.plain_weights = plain_weights(args[0] if args else kwargs["tensors"])
         original(*args, **kwargs)
         account.backwards += 1
         if stop is not None and account.backwards == _EXPLAINED:

@@ -213,6 +213,7 @@ class SplitComparison:
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
+                self.end_if_device_failed(error)
                 return self._cause(error, SLICE_RAISES)
             compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
@@ -332,7 +333,6 @@ class SplitComparison:
         """Return an error of a rank, if possible none that follows from another's; all ranks call this."""
         text, is_cause = "", False
         if failure is not None:
-            self.end_if_device_failed(failure)
             is_cause = not isinstance(failure, OtherRankFailedError)
             text = f"{prefix} {in_one_line(failure)}".lstrip() if is_cause else str(failure)
         *_, cause = max(self._world.all_gather_objects((is_cause, text)))

@@ -279,7 +279,7 @@ class MainCalls:
         """Return why a call cannot be split, if that is known before it is checked."""
         if (why := self._obstacle_of_parts(call)) is not None:
             return Obstacle(why)
-        if not call.arguments.may_have_samples(self._size):
+        if not call.arguments.tensors() and not call.arguments.may_have_samples(self._size):
             return Obstacle(NO_TENSORS, of_parts=False)
         hooked = hooked_module(call.module)
         if hooked is None:
