@@ -85,7 +85,8 @@ def report_on(
     from samestep.autopilot.script.options import DEFAULTS
     from samestep.cli.verify import _kind, _watch
     from samestep.launch.job import Program
-    from samestep.verify.verification import Script, Verification
+    from samestep.verify.script_runs import Script, ScriptRuns
+    from samestep.verify.verification import Verification
 
     def script(path, mode):
         program = Program(target=str(path), args=tuple(arguments))
@@ -98,10 +99,12 @@ def report_on(
             against=None if against is None else script(against, "auto"),
             workers=workers,
             steps=steps,
-            scratch=scratch,
-            options=replace(DEFAULTS, device=device),
-            watch=partial(_watch, limit_s=hang_s),
-            tell=lambda _: None,
+            runs=ScriptRuns(
+                scratch=scratch,
+                options=replace(DEFAULTS, device=device),
+                watch=partial(_watch, limit_s=hang_s),
+                tell=lambda _: None,
+            ),
         ).run()
         return report.as_json() if as_json else report
     finally:

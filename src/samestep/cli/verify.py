@@ -130,18 +130,17 @@ def _report(
     """Fork the workers of all runs, and return the report."""
     kinds = {program: _kind(program, mode) for program in (script, against) if program is not None}
     _prepare(max(sizes))
-    from samestep.verify.verification import Script, Verification
+    from samestep.verify.script_runs import Script, ScriptRuns
+    from samestep.verify.verification import Verification
 
     with owned_folder() as scratch:
+        watch = partial(_watch, limit_s=hang_timeout)
         return Verification(
             script=Script(program=script, kind=kinds[script]),
             against=None if against is None else Script(program=against, kind=kinds[against]),
             workers=[size for size in sizes if size > 1 or against],
             steps=steps,
-            scratch=scratch,
-            options=options,
-            watch=partial(_watch, limit_s=hang_timeout),
-            tell=inform,
+            runs=ScriptRuns(scratch=scratch, options=options, watch=watch, tell=inform),
         ).run()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import FAULT_OF_SAMESTEP, Comparison
+from samestep.verify.compare import Comparison
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, differ, relative
 from samestep.verify.sample_causes import (
@@ -229,7 +229,7 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
     if all(_close(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
         return comparison.finding(
             "lr-times-n",
-            f"the learning rate is {size} times that of one worker.",
+            f"the learning rate is {size} times that {comparison.where}.",
             step,
             advice="Use the same rate for the same global batch: gradients are averaged, not summed.",
         )
@@ -238,14 +238,15 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
         if len(pairs) > 1 and all(_close(here[i], usual[k]) for i, k in pairs):
             return comparison.finding(
                 "schedule-n-times",
-                f"the learning rate of step {step} is that of step {step * size + ahead} on one worker: the "
-                f"schedule steps {size} times per step.",
+                f"the learning rate of step {step} is that of step {step * size + ahead} "
+                f"{comparison.where}: the schedule steps {size} times per step.",
                 step,
                 advice="Step it once.",
             )
     return comparison.finding(
         "learning-rate",
-        f"the learning rate of step {step} is {_rates(here[step])}, on one worker {_rates(usual[step])}.",
+        f"the learning rate of step {step} is {_rates(here[step])}, {comparison.where} "
+        f"{_rates(usual[step])}.",
         step,
     )
 
@@ -325,7 +326,7 @@ def _scale(comparison: Comparison) -> Finding | None:
     else:
         cause, why = "gradient-scale", ""
         advice = "The mean of the ranks' gradients is their sum divided by the number of ranks."
-    message = f"the gradient of step {step} is {factor:.4g} times that of one worker{where}{why}."
+    message = f"the gradient of step {step} is {factor:.4g} times that {comparison.where}{where}{why}."
     return comparison.finding(cause, message, step, advice=advice)
 
 
@@ -467,8 +468,8 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     cause: Cause
     if id(worst) in progress:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
-    elif comparison.run.runs_once:
-        cause, why = "printed", FAULT_OF_SAMESTEP
+    elif comparison.run.runs_once or comparison.reference.origin != "one worker":
+        cause, why = "printed", comparison.fault_of_samestep
     elif worst.is_combined:
         cause, why = "local-metric", _COMBINED_SUM if worst.is_multiple else _COMBINED_MEAN
     elif any(comparison.run.combined()) and not comparison.reference.combined():
@@ -480,7 +481,7 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     return Finding(
         cause=cause,
         message=f"the training is the same, but a number in {worst.line.strip()!r} deviates by "
-        f"{worst.value:.1e} from {worst.usual.strip()!r}: {why}",
+        f"{worst.value:.1e} from {worst.usual.strip()!r}" + (f": {why}" if why else "."),
         workers=comparison.size,
         max_relative_deviation=worst.value if math.isfinite(worst.value) else None,
         kind="exception" if id(worst) in progress else "fault",
@@ -499,8 +500,8 @@ def _printed_text(comparison: Comparison) -> Finding | None:
     usual, here = (repr(line.strip()) if line else "no such line" for line in lines)
     return Finding(
         cause="printed-text",
-        message=f"the training is the same, but rank 0 prints {here}, one worker {usual}."
-        + (f" {FAULT_OF_SAMESTEP}" if is_serial else ""),
+        message=f"the training is the same, but rank 0 prints {here}, {comparison.where} {usual}."
+        + (f" {comparison.fault_of_samestep}" if is_serial else ""),
         workers=comparison.size,
         kind="fault" if is_serial else "exception",
     )

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.run_record import Origin, RunRecord, relative, same_samples
 from samestep.verify.verdict import Cause, Finding
 
 Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
@@ -31,6 +31,11 @@ FAULT_OF_SAMESTEP = (
     "The script is serial, so this is a fault of samestep and not of the script: train it on one worker, and "
     "report it."
 )
+_WHERE: Mapping[Origin, str] = {
+    "one worker": "on one worker",
+    "golden": "in the golden run",
+    "uninterrupted": "in the uninterrupted run",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,16 @@ class Comparison:
         """Number of workers."""
         return self.run.size
 
+    @property
+    def where(self) -> str:
+        """Words for the place of a value of the reference, such as "on one worker"."""
+        return _WHERE[self.reference.origin]
+
+    @property
+    def fault_of_samestep(self) -> str:
+        """Words for a difference that only samestep can make; empty if the script may have changed."""
+        return FAULT_OF_SAMESTEP if self.reference.origin == "one worker" else ""
+
     @cached_property
     def steps(self) -> int:
         """Number of steps that both runs have."""
@@ -273,7 +288,7 @@ class Comparison:
         `advice` is what the author of a distributed script can do, and `more` are further fields.
         """
         if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
-            advice = FAULT_OF_SAMESTEP
+            advice = self.fault_of_samestep
         values = [
             deviation.value
             for deviation in self.deviations

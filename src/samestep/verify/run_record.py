@@ -9,7 +9,7 @@ that of the first rank that prints.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from samestep.launch.local.failure import Failure
 from samestep.verify.trace import Facts, ModuleRecord, Step, Trace
 
 Vector = npt.NDArray[np.float64]
+Origin: TypeAlias = Literal["one worker", "golden", "uninterrupted"]
+"""What the reference of a comparison is: a run on one worker, one of an earlier day, or one that was not
+ended."""
 EQUAL = 1e-6
 """Largest relative difference between ranks that the rounding of a collective explains."""
 
@@ -36,6 +39,7 @@ class RunRecord:
     averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
     workers: int | None = None  # number of workers, if not each of them has a trace
+    origin: Origin = "one worker"  # what a run is the reference of a comparison as
 
     @property
     def size(self) -> int:

@@ -29,7 +29,7 @@ def samples(comparison: Comparison) -> Finding | None:
         return None
     shared = run.shared_between_ranks(max(1, min(run.first_epoch(), comparison.steps)))
     usual, count = len(comparison.reference.samples(step)), len(run.samples(step))
-    counts = f"step {step} uses {counted(count, 'sample')}, one worker {usual}"
+    counts = f"step {step} uses {counted(count, 'sample')}, {comparison.where} {usual}"
     cause: Cause
     advice = "Use samestep.UnpaddedSampler."
     if shared >= _MANY or (shared > 0 and count == usual):
@@ -59,16 +59,16 @@ def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]
         left_out = len(np.setdiff1d(usual, here))
         return (
             "samples-left-out",
-            f"{left_out} of the {len(usual)} samples of one worker are never used, and the order differs.",
+            f"{left_out} of the {len(usual)} samples {comparison.where} are never used; the order differs.",
             "Use samestep.UnpaddedSampler.",
         )
     if np.array_equal(here, usual):
         return (
             "other-order",
-            f"step {step} uses other samples than on one worker, though all steps together use the same.",
+            f"step {step} uses other samples than {comparison.where}, though all steps use the same.",
             "Draw the order of all samples as one worker does, and shard its batches (samestep.shard).",
         )
-    return "other-samples", f"step {step} uses other samples than on one worker.", ""
+    return "other-samples", f"step {step} uses other samples than {comparison.where}.", ""
 
 
 def same_work(comparison: Comparison) -> Finding | None:
@@ -99,8 +99,8 @@ def padded_evaluation(comparison: Comparison) -> Finding | None:
         return None
     return comparison.finding(
         "padded-evaluation",
-        f"evaluation counts {counts[0]} samples, on one worker {counts[1]}: the sampler pads with repeats, "
-        "and printed numbers differ.",
+        f"evaluation counts {counts[0]} samples, {comparison.where} {counts[1]}: the sampler pads with "
+        "repeats, and printed numbers differ.",
         advice="Use samestep.UnpaddedSampler for evaluation.",
     )
 
@@ -175,5 +175,5 @@ def fewer_steps(comparison: Comparison) -> Finding | None:
     if here == usual:
         return None
     return comparison.finding(
-        "number-of-steps", f"the run has {here} steps, on one worker {usual}.", comparison.steps
+        "number-of-steps", f"the run has {here} steps, {comparison.where} {usual}.", comparison.steps
     )

@@ -13,19 +13,15 @@ There are six kinds of runs, each stopped after some steps:
 """
 
 import ast
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
-from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.base.units import counted
 from samestep.launch.job import Program
-from samestep.launch.local.child import Watch
 from samestep.launch.source.classify import user_modules
 from samestep.run.decision import source_file
 from samestep.verify.causes import causes
@@ -37,16 +33,8 @@ from samestep.verify.parameter_alignment import (
     drop_parameters,
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
-from samestep.verify.probed_run import Kind, TracedRun, rank_of_process
-from samestep.verify.run_length import (
-    LEAST_STEPS,
-    TOTAL_S,
-    FixedLength,
-    RunLength,
-    UntilEvaluated,
-    WithinTime,
-    progress_line,
-)
+from samestep.verify.probed_run import rank_of_process
+from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
 from samestep.verify.script_findings import (
@@ -59,19 +47,18 @@ from samestep.verify.script_findings import (
     other_samples,
     several_writers,
 )
+from samestep.verify.script_runs import (
+    Script,
+    ScriptRuns,
+    length_after,
+    limit_of_runs,
+    require_end,
+    require_steps,
+)
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row, faults_of
 
-Print = Callable[[str], None]
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
 _NEUTRAL = "rank-dependent features disabled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A script and its kind."""
-
-    program: Program
-    kind: Kind
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,11 +71,7 @@ class Verification:
     # number of steps of each optimizer in each run; None for as many as show an evaluation and a second
     # epoch, if that takes no more than `TOTAL_S`
     steps: int | None
-    scratch: Path  # an empty folder for all files of the runs
-    options: Options  # how a serial script is split across workers
-    # returns a function that runs each of the given number of workers, and ends a run that hangs
-    watch: Callable[[int, Kind], Watch]
-    tell: Print  # prints a line about progress
+    runs: ScriptRuns  # runs the scripts
     # references and controls that are changed alike, by the changes
     _changed: dict[tuple[Any, ...], tuple[RunRecord, RunRecord]] = field(init=False, default_factory=dict)
     _length: RunLength = field(init=False)
@@ -108,13 +91,9 @@ class Verification:
             UsageError: the reference fails, or has no step.
         """
         reference = self._on_one_worker("reference", "already")
-        if not reference.steps:
-            raise UsageError(
-                f"{self._origin.program.target} made no training step on one worker: no optimizer stepped, "
-                "and no backward ran."
-            )
+        require_steps(reference, self._origin, "on one worker")
         if self.steps is None:
-            self._length = _length_of(reference)
+            self._length = length_after(reference)
         change = "when its gradients change by as little as rounding changes them"
         control = self._on_one_worker("gradients disturbed", change, disturb=True)
         differing_step = other_samples(reference, control)
@@ -135,7 +114,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
-        self._limit_s = TOTAL_S / (3 + len(self.workers))
+        self._limit_s = limit_of_runs(3 + len(self.workers))
         self._length = (
             WithinTime(UntilEvaluated(), self._limit_s)
             if self.steps is None
@@ -149,8 +128,7 @@ class Verification:
     def _on_one_worker(self, label: str, when: str, *, disturb: bool = False) -> RunRecord:
         """Return a run of the reference script on one worker; `when` is a part of the message if it fails."""
         run = self._run(self._origin, 1, label, disturb=disturb)
-        if run.facts.ended not in ("steps", "end"):
-            raise UsageError(f"{self._origin.program.target} fails on one worker {when}: {_failure(run)}.")
+        require_end(run, self._origin, f"on one worker {when}")
         return run
 
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
@@ -280,42 +258,17 @@ class Verification:
         **changed: Any,
     ) -> RunRecord:
         """Run a script; `label` names the run, and `changed` are further arguments of `TracedRun`."""
-        title = f"{script.program.target}: {counted(size, 'worker')}{label and f' ({label})'}"
-        self.tell(title)
-        with progress_line(title) as progress:
-            record = TracedRun(
-                program=script.program,
-                kind=script.kind,
-                size=size,
-                length=self._length_of_run(script, size)
-                if modules_of is None
-                else FixedLength(modules_of + 1),
-                progress=progress,
-                folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
-                options=self.options,
-                watch=self.watch(size, script.kind),
-                neutral=self.script.kind if neutral else None,
-                has_other_reference=self.against is not None and script is self.script,
-                modules_of=modules_of,
-                **changed,
-            ).run()
+        record = self.runs.run(
+            script,
+            size,
+            label,
+            length=self._length_of_run(script, size) if modules_of is None else FixedLength(modules_of + 1),
+            neutral=self.script.kind if neutral else None,
+            has_other_reference=self.against is not None and script is self.script,
+            modules_of=modules_of,
+            **changed,
+        )
         return record if self._limit is None else record.until(self._limit)
-
-
-def _failure(run: RunRecord) -> str:
-    """Return how a run on one worker failed."""
-    facts, failure = run.facts, run.failure
-    if facts.ended != "killed":
-        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
-    if failure is None:
-        return "its process exited without Python's cleanup (os._exit?) and reported no error"
-    return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
-
-
-def _length_of(reference: RunRecord) -> RunLength:
-    """Return the length of the runs after the reference, which stops early where the script is longer."""
-    is_whole = reference.facts.ended != "steps"
-    return FixedLength(2 * reference.steps + LEAST_STEPS if is_whole else reference.steps)
 
 
 def _exceptions(comparison: Comparison) -> list[Finding]:
