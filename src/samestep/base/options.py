@@ -135,6 +135,8 @@ OF_COMMANDS = (
         "--worth, --figures, --pdf, --json, --quiet",
         "it collects a study as it was submitted",
     ),
+    Rule("--save", "excludes", "--reference, --against", "it keeps a run, and compares with none"),
+    Rule("--reference", "excludes", "--against, --steps", "the script is compared with the golden run"),
     Rule("--resume", "excludes", "--out", "it names the run folder itself"),
     Rule("--resume", "excludes", "--batch-per-worker, --lr-scale", "a run keeps its batch and its rate"),
     Rule("--batch-per-worker", "excludes", "--batch-size", "the latter is the global batch"),

@@ -30,6 +30,7 @@ from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.flags import flags_of
+from samestep.launch.source.repository import repository_of
 from samestep.launchers.processors import checked as checked_binding
 from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
@@ -37,7 +38,7 @@ from samestep.run.decision import recognize_script, refuse_own_workers, source_f
 from samestep.scaling.analysis.study import Study, seen_from_here
 from samestep.scaling.report.page import charts
 from samestep.scaling.report.tables import study_text, terminal_width
-from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken, source_of
+from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.scaling.sweep.plan import (
     Kind,
@@ -456,7 +457,7 @@ def scale(
         print(runs.describe(frame, trials))
         return 0
     if program.kind == "script":
-        frame = replace(frame, source=source_of(Path(target)))
+        frame = replace(frame, source=repository_of(Path(target)))
     with own_folder(request.folder) if out is None else nullcontext(out) as folder:
         request = replace(request, folder=folder)
         result = runs.execute(replace(frame, request=request), plan(request))

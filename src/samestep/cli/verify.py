@@ -1,10 +1,12 @@
 """Implements ``samestep verify``, which compares the steps on several workers with those on one."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -15,6 +17,7 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
+from samestep.base.folders import refuse_unwritable_file
 from samestep.base.machine.description import cpu_share, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
@@ -27,6 +30,7 @@ from samestep.launch.job import Program
 from samestep.launch.local.child import Watch, unwatched
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.source.launcher_variables import is_of_launcher
+from samestep.launch.source.repository import repository_of
 from samestep.launchers.detect import Detected
 from samestep.launchers.detect_task import detect_task
 from samestep.launchers.processors import thread_variables, threads_per_rank
@@ -47,6 +51,11 @@ _WORDS = {
     "inconclusive": "the findings leave open whether the runs are the same",
     "different": "the runs differ",
 }
+_REFERENCES = {
+    "one worker": "the run on one worker",
+    "golden": "the golden run",
+    "uninterrupted": "the uninterrupted run",
+}
 _EXIT_CODES = {"different": 1, "inconclusive": 3}
 _STYLES = {"same": GOOD, "same but for exceptions": DOUBTFUL, "inconclusive": DOUBTFUL, "different": BAD}
 """The color of each verdict on a terminal."""
@@ -61,7 +70,16 @@ def verify(
         list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
     ] = None,
     *,
-    workers: launch.WorkerCounts = "1,2",
+    workers: Annotated[
+        str | None,
+        option(
+            "N,..",
+            "Numbers of workers (default: 1,2; one, by default 1, with --save and --reference).",
+            launch.WORKERS_PANEL,
+            "-n",
+            "--workers",
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         option(
@@ -70,6 +88,10 @@ def verify(
     ] = None,
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
+    ] = None,
+    save: Annotated[Path | None, option("FILE", "Save this run as a golden run.")] = None,
+    reference: Annotated[
+        Path | None, option("FILE", "Compare with the golden run in FILE, not with one on one worker.")
     ] = None,
     module: launch.Module = False,
     mode: Mode = "auto",
@@ -85,21 +107,27 @@ def verify(
     worker. Files that the script writes are discarded. The exit code is 0 if the steps are the same, also
     with named exceptions, 1 if they differ, and 3 if they could not be compared; the report names the causes.
     """
-    sizes = _sizes(workers, least=2 if against is None else 1)
+    is_golden = save is not None or reference is not None
+    sizes = _sizes(workers or ("1" if is_golden else "1,2"), least=1 if is_golden or against else 2)
+    if is_golden and len(sizes) > 1:
+        raise UsageError(f"-n {workers} has several numbers; a golden run has one number of workers.")
+    refuse_unwritable_file("--save", save)
     check_hang_timeout(hang_timeout)
     if steps is not None and steps < 1:
         raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
-    report = _report(
-        launch.program(target, arguments or (), module=module),
-        None if against is None else launch.program(str(against), arguments or (), module=False),
-        sizes,
-        steps=steps,
-        mode=mode,
-        hang_timeout=hang_timeout,
-        options=Options(**settings),
+    script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
+    serial = (
+        None if against is None else _Runnable(launch.program(str(against), arguments or (), module=False))
     )
+    with _runs(max(sizes), hang_timeout=hang_timeout, options=Options(**settings)) as runs:
+        if save is not None:
+            report = _saved(save, script, sizes[0], runs, steps)
+        elif reference is not None:
+            report = _compared(reference, script, sizes[0], runs)
+        else:
+            report = _verified(script, serial, sizes, runs, steps)
     if as_json:
         print(json_line(report.as_json()))
     else:
@@ -113,35 +141,87 @@ def verified(script: Path, against: Path, sizes: Sequence[int], *, hang_timeout:
     Raises:
         UsageError: one of them is no script, or the other one fails on one worker.
     """
-    program, serial = (launch.program(str(path), module=False) for path in (script, against))
-    return _report(program, serial, sizes, hang_timeout=hang_timeout)
+    compared, serial = (_Runnable(launch.program(str(path), module=False)) for path in (script, against))
+    with _runs(max(sizes), hang_timeout=hang_timeout, options=DEFAULTS) as runs:
+        return _verified(compared, serial, sizes, runs, steps=None)
 
 
-def _report(
-    script: Program,
-    against: Program | None,
-    sizes: Sequence[int],
-    *,
-    hang_timeout: float,
-    steps: int | None = None,
-    mode: Mode = "auto",
-    options: Options = DEFAULTS,
-) -> Report:
-    """Fork the workers of all runs, and return the report."""
-    kinds = {program: _kind(program, mode) for program in (script, against) if program is not None}
-    _prepare(max(sizes))
-    from samestep.verify.script_runs import Script, ScriptRuns
-    from samestep.verify.verification import Verification
+class _Runnable(NamedTuple):
+    """A program, and the mode in which the user wants it to run."""
+
+    program: Program
+    mode: str = "auto"
+
+    def script(self) -> Any:
+        """Return the script with its kind."""
+        from samestep.verify.script_runs import Script
+
+        return Script(program=self.program, kind=_kind(self.program, self.mode))
+
+
+@contextmanager
+def _runs(size: int, *, hang_timeout: float, options: Options) -> Iterator[Any]:
+    """Yield what runs scripts on up to `size` workers, which this process forks."""
+    _prepare(size)
+    from samestep.verify.script_runs import ScriptRuns
 
     with owned_folder() as scratch:
         watch = partial(_watch, limit_s=hang_timeout)
-        return Verification(
-            script=Script(program=script, kind=kinds[script]),
-            against=None if against is None else Script(program=against, kind=kinds[against]),
-            workers=[size for size in sizes if size > 1 or against],
-            steps=steps,
-            runs=ScriptRuns(scratch=scratch, options=options, watch=watch, tell=inform),
-        ).run()
+        yield ScriptRuns(scratch=scratch, options=options, watch=watch, tell=inform)
+
+
+def _verified(
+    script: _Runnable, against: _Runnable | None, sizes: Sequence[int], runs: Any, steps: int | None
+) -> Report:
+    """Return the comparison of a script on several workers with one worker."""
+    from samestep.verify.verification import Verification
+
+    return Verification(
+        script=script.script(),
+        against=None if against is None else against.script(),
+        workers=[size for size in sizes if size > 1 or against],
+        steps=steps,
+        runs=runs,
+    ).run()
+
+
+def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | None) -> Report:
+    """Save a golden run, unless two runs of the script differ; return the report on the script."""
+    from samestep.verify.golden import Origin, described_machine, write_golden
+    from samestep.verify.golden_comparison import GoldenVerification
+
+    program = script.program
+    origin = Origin(
+        script=program.target,
+        arguments=tuple(program.args),
+        commit=repository_of(Path(program.target)).get("commit", ""),
+        workers=size,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=described_machine(),
+    )
+    golden, report = GoldenVerification(script=script.script(), runs=runs, workers=size, steps=steps).save(
+        origin
+    )
+    if golden is None:
+        inform(f"{file} is not written, because no other run could be compared with this one.")
+        return report
+    write_golden(file, golden)
+    inform(f"{file} has {counted(report.steps, 'step')} of {counted(size, 'worker')}.")
+    return report
+
+
+def _compared(file: Path, script: _Runnable, size: int, runs: Any) -> Report:
+    """Return the comparison of a script with the golden run in a file."""
+    from samestep.verify.golden import described_machine, read_golden
+    from samestep.verify.golden_comparison import GoldenVerification
+
+    golden = read_golden(file)
+    origin, here = golden.origin, described_machine()
+    differing = (name for name, value in origin.machine.items() if here.get(name, value) != value)
+    changed = [f"{name} {origin.machine[name]} (here {here[name]})" for name in differing]
+    made = [counted(origin.workers, "worker"), origin.date, *filter(None, [origin.commit]), *changed]
+    inform(f"{file} is a golden run: {', '.join(made)}.")
+    return GoldenVerification(script=script.script(), runs=runs, workers=size).compare(golden)
 
 
 def _refuse_several_tasks(detected: Detected) -> None:
@@ -174,8 +254,8 @@ def _sizes(text: str, *, least: int) -> list[int]:
     return sizes
 
 
-def _kind(program: Program, mode: str | None) -> Any:
-    if checked_mode(mode) != "auto":
+def _kind(program: Program, mode: str) -> Any:
+    if mode != "auto":
         return "serial" if mode == "autopilot" else "native"
     script = recognize_script(program, is_of_launcher)  # its own data parallelism is verified, if it has any
     refuse_own_workers(program, script, verb="verify")
@@ -203,7 +283,7 @@ def _prepare(size: int) -> None:
 def _print(report: Report) -> None:
     console = Console(file=sys.stdout, highlight=False)
     if report.rows:
-        console.print("Largest relative deviation from the run on one worker:")
+        console.print(f"Largest relative deviation from {_REFERENCES[report.reference]}:")
         table = Table(box=None, pad_edge=False)
         quantities = ("loss", "gradient", "parameters")
         for heading in ("workers", "steps", *quantities):

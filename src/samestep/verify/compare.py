@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from samestep.verify.run_record import Origin, RunRecord, relative, same_samples
-from samestep.verify.verdict import Cause, Finding
+from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.verdict import Cause, Finding, Origin
 
 Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
 MARGIN = 100.0

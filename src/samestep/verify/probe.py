@@ -29,6 +29,7 @@ from samestep.verify.neutral_modules import compresses, normalizes_alone
 from samestep.verify.observers.check import Observer, after, on_first_gradient
 from samestep.verify.observers.loss_graphs import loss_divisors
 from samestep.verify.run_length import RunLength
+from samestep.verify.script_settings import module_settings, optimizer_settings
 from samestep.verify.tensor_summary import norm, own_generator, row_keys, sketch
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Writer
 
@@ -144,6 +145,12 @@ class Probe(Listener):
         self._note_group()
         self._writer.write("facts", facts)
 
+    def note_dropout(self, name: str, rate: float) -> None:
+        """Record that a function drops values at a rate in training."""
+        rates = self.facts.dropouts.setdefault(name, [])
+        if rate not in rates:
+            rates.append(rate)
+
     def written(self) -> list[str]:
         """Return the paths of the files that the script has written and not removed, in this order."""
         return [path for path in dict.fromkeys(self.changed_files) if Path(path).is_file()]
@@ -188,6 +195,7 @@ class Probe(Listener):
                 *(tensor for tensor in module.parameters() if not tensor.requires_grad),
             )
             self.facts.buffers += sketch(tensor for tensor in untrained if not tensor.is_meta)
+            self.facts.modules |= module_settings(len(self._modules) - 1, module)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
 
@@ -309,6 +317,7 @@ class Probe(Listener):
             for parameter in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
+        self.facts.optimizers += [[]] * (index - len(self.facts.optimizers)) + [optimizer_settings(optimizer)]
         self.facts.same_batch = _ranks_of_same_batch(self._modules.values())
 
     def _finish_step(self) -> None:

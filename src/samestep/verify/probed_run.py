@@ -41,6 +41,7 @@ from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
 from samestep.verify.run_length import ProgressLine, RunLength, Shown
 from samestep.verify.run_record import RunRecord, merged
+from samestep.verify.script_settings import recorded_dropouts
 from samestep.verify.trace import Trace, Writer, read, read_modules
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
@@ -223,6 +224,8 @@ class TracedRun:
         with env.exported(env.UNTRACKED), silenced(), ExitStack() as stack:
             if self._disables_features:
                 stack.enter_context(rank_features_disabled(partial(setattr, probe.facts, "own_stream")))
+            if self.neutral is None:
+                stack.enter_context(recorded_dropouts(probe.note_dropout))
             if self.double:
                 stack.enter_context(in_double_precision())
             try:

@@ -9,18 +9,16 @@ that of the first rank that prints.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from samestep.launch.local.failure import Failure
 from samestep.verify.trace import Facts, ModuleRecord, Step, Trace
+from samestep.verify.verdict import Origin
 
 Vector = npt.NDArray[np.float64]
-Origin: TypeAlias = Literal["one worker", "golden", "uninterrupted"]
-"""What the reference of a comparison is: a run on one worker, one of an earlier day, or one that was not
-ended."""
 EQUAL = 1e-6
 """Largest relative difference between ranks that the rounding of a collective explains."""
 

@@ -36,7 +36,7 @@ def samples(comparison: Comparison) -> Finding | None:
         cause = "overlapping-shards"
         message = f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch."
         advice = "Give each rank its own shard (samestep.shard, DistributedSampler), drawn from one seed."
-    elif count == usual * size:
+    elif count == usual * size and size > 1:
         cause = "batch-times-n"
         message = f"{counts}: {size} times as many, since the loader's batch size is per worker."
         advice = "Divide it by the number of workers."

@@ -95,6 +95,12 @@ class Facts:
     same_batch: list[int] = field(default_factory=list)
     # parameters of each optimizer, in the order of first steps
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
+    # class and arguments of each module of the trained models, by number of the model and name in it
+    modules: dict[str, str] = field(default_factory=dict)
+    # class and settings of each parameter group of each optimizer, in the order of first steps
+    optimizers: list[list[dict[str, str]]] = field(default_factory=list)
+    # rates at which values were dropped in training, by the function that drops them
+    dropouts: dict[str, list[float]] = field(default_factory=dict)
     # a key for each sample of evaluations after the last step
     evaluated: list[float] = field(default_factory=list)
     combined: list[float] = field(default_factory=list)  # numbers that the ranks reduced in these evaluations

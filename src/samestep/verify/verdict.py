@@ -45,8 +45,18 @@ RankCause: TypeAlias = Literal[
     "augmentation-per-worker",
     "compressed-gradients",
 ]
+GoldenCause: TypeAlias = Literal["model-changed", "dropout-rate", "optimizer-changed", "initial-weights"]
 Cause: TypeAlias = Literal[
-    RunCause, BatchCause, OrderCause, RateCause, SyncCause, ValueCause, PrintCause, ScriptCause, RankCause
+    GoldenCause,
+    RunCause,
+    BatchCause,
+    OrderCause,
+    RateCause,
+    SyncCause,
+    ValueCause,
+    PrintCause,
+    ScriptCause,
+    RankCause,
 ]
 """Stable codes of differences between runs; the guide `verify` explains each."""
 ScriptNote: TypeAlias = Literal[
@@ -74,6 +84,9 @@ NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 
 A `ScriptNote` is about the script on one worker, a `RankNote` about several ranks.
 """
+Origin: TypeAlias = Literal["one worker", "golden", "uninterrupted"]
+"""What the reference of a comparison is: a run on one worker, one of an earlier day, or one that was not
+ended."""
 Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""
@@ -174,6 +187,7 @@ class Report:
     steps: int  # number of steps of the reference
     # what was not compared, in words, by code
     not_compared: Mapping[NotCompared, str] = field(default_factory=dict)
+    reference: Origin = "one worker"  # what the runs are compared with
 
     @property
     def all_findings(self) -> Sequence[Finding]:
@@ -192,6 +206,7 @@ class Report:
             "same": self.verdict == "same",
             "workers": [row.workers for row in self.rows],
             "steps": self.steps,
+            "reference": self.reference,
             "not_seen": list(self.not_compared.values()),
             "not_compared": list(self.not_compared),
             "max_relative_deviation": {

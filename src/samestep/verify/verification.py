@@ -13,7 +13,7 @@ There are six kinds of runs, each stopped after some steps:
 """
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +34,7 @@ from samestep.verify.parameter_alignment import (
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import rank_of_process
+from samestep.verify.rank_exceptions import exceptions_of, of_own_generators
 from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
@@ -55,7 +56,7 @@ from samestep.verify.script_runs import (
     require_end,
     require_steps,
 )
-from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row, faults_of
+from samestep.verify.verdict import Finding, NotCompared, Report, Row, faults_of
 
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
 _NEUTRAL = "rank-dependent features disabled"
@@ -141,7 +142,7 @@ class Verification:
             findings = [nothing]
         exceptions: list[Finding] = []
         if faults_of(findings) and run.failure is None:
-            findings, exceptions = self._without(_exceptions(comparison), size, findings)
+            findings, exceptions = self._without(exceptions_of(comparison), size, findings)
         if may_be_rounding(comparison, findings):
             double = self._repeated(size, neutral=bool(exceptions), double=True)
             findings = decided_in_double(findings, double)
@@ -201,7 +202,7 @@ class Verification:
         repeated = self._repeated(size, neutral=True) if exceptions or may_draw else None
         if repeated is None:  # or only these runs failed, so they prove nothing
             return findings, exceptions
-        of_generators = _own_generators(repeated)
+        of_generators = of_own_generators(repeated)
         if of_generators is not None and all(finding.cause not in _RANDOM for finding in exceptions):
             exceptions = [*exceptions, of_generators]
         if not exceptions:
@@ -269,64 +270,6 @@ class Verification:
             **changed,
         )
         return record if self._limit is None else record.until(self._limit)
-
-
-def _exceptions(comparison: Comparison) -> list[Finding]:
-    """Return the legitimate differences between the ranks of a run, with the largest deviation."""
-    run = comparison.run
-    facts = [trace.facts for trace in run.traces]
-    is_native = not run.runs_once
-    possible: tuple[tuple[Cause, str, bool], ...] = (
-        (
-            "batch-norm-local",
-            "batch norm takes its statistics over each worker's share",
-            any(rank_facts.batch_norm for rank_facts in facts) and is_native,
-        ),
-        (
-            *_draws({rank_facts.stream for rank_facts in facts}),
-            any(rank_facts.drew for rank_facts in facts) and is_native,
-        ),
-        (
-            "augmentation-per-worker",
-            "each worker draws its own augmentation",
-            any(rank_facts.augmented for rank_facts in facts) and is_native,
-        ),
-        (
-            "compressed-gradients",
-            f"{run.facts.compressed} compresses the gradients of each rank before they are averaged",
-            bool(run.facts.compressed),
-        ),
-    )
-    return [
-        Finding(
-            cause=cause,
-            message=message,
-            workers=run.size,
-            max_relative_deviation=comparison.largest_deviation,
-            kind="exception",
-        )
-        for cause, message, applies in possible
-        if applies
-    ]
-
-
-def _draws(streams: Set[int]) -> tuple[Cause, str]:
-    """Return the exception of random numbers whose generators are in these states on the ranks."""
-    if len(streams) == 1:
-        return (
-            "random-alike-on-workers",
-            "all workers draw the same dropout or noise for different samples (seed with seed + rank)",
-        )
-    return "random-per-worker", "each worker draws its own dropout or noise"
-
-
-def _own_generators(neutral: Comparison) -> Finding | None:
-    """Return the exception that ranks draw noise from generators of the script, if a neutral run found it."""
-    streams = {trace.facts.own_stream for trace in neutral.run.traces}
-    if neutral.run.runs_once or not any(streams):
-        return None
-    cause, message = _draws(streams)
-    return Finding(cause=cause, message=message, workers=neutral.size, kind="exception")
 
 
 _HASHED = ("set", "frozenset", "hash")

@@ -1,7 +1,6 @@
 """Executes the runs of a scaling study, collects their results, and writes the study, also if interrupted."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +29,6 @@ from samestep.submit.shell import slug
 
 FOLDER = Path("studies")
 """The folder for studies, in the working folder."""
-
-_GIT_S = 20.0  # the timeout of git, which checks all files of a repository
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,37 +243,6 @@ def collect_study(
     ]
     study = conclude(study.with_notes(made), frame.bar)
     return study.with_notes(_mode_notes(frame.request, good, study.points))
-
-
-def source_of(script: Path) -> dict[str, str]:
-    """Return the folder of a script and, if git tracks the script, its commit.
-
-    The commit ends in ``-dirty`` if tracked files were changed. Nothing in the repository is written or
-    locked.
-    """
-    folder = script.absolute().parent
-    source = {"folder": str(folder)}
-    if _git(folder, "ls-files", "--error-unmatch", "--", script.name):
-        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
-        if changed is not None:
-            source["commit"] = f"{commit}-dirty" if changed else f"{commit}"
-    return source
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """Return the output of git; None if it fails, empty if there is no git."""
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return None if done.returncode else done.stdout.decode(errors="replace").strip()
 
 
 def in_words(request: Request) -> str:

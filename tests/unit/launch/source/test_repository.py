@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from samestep.scaling.sweep.execution import source_of
+from samestep.launch.source.repository import repository_of
 
 
 def git(folder, *words):
@@ -18,23 +18,23 @@ def test_a_tracked_script_has_a_commit(tmp_path, monkeypatch):
     for path in (script, beside):
         path.write_text("import torch\n")
     git(tmp_path, "init", "-q")
-    assert source_of(script) == {"folder": str(tmp_path)}
+    assert repository_of(script) == {"folder": str(tmp_path)}
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "-q", "-m", "x")
     commit = git(tmp_path, "rev-parse", "HEAD").stdout.strip()
     git(tmp_path, "tag", "v1")
 
-    assert source_of(script) == {"folder": str(tmp_path), "commit": commit}
-    assert source_of(beside) == {"folder": str(tmp_path)}
+    assert repository_of(script) == {"folder": str(tmp_path), "commit": commit}
+    assert repository_of(beside) == {"folder": str(tmp_path)}
     index = tmp_path / ".git" / "index"
     kept = index.read_bytes()
     os.utime(script, (1, 1))  # git refreshes its index for such a file if it can
     (tmp_path / ".git" / "index.lock").touch()  # as while the user commits
-    assert source_of(script)["commit"] == commit
+    assert repository_of(script)["commit"] == commit
     (tmp_path / ".git" / "index.lock").unlink()
-    assert source_of(script)["commit"] == commit
+    assert repository_of(script)["commit"] == commit
     assert index.read_bytes() == kept
     script.write_text("import torch.nn\n")
-    assert source_of(script)["commit"] == f"{commit}-dirty"
+    assert repository_of(script)["commit"] == f"{commit}-dirty"
     monkeypatch.setenv("PATH", "")
-    assert source_of(script) == {"folder": str(tmp_path)}
+    assert repository_of(script) == {"folder": str(tmp_path)}

@@ -1,0 +1,363 @@
+"""Writes and reads golden runs: what a run is compared with on another day, machine, or version of torch.
+
+A golden run has what the probes record of one worker, or of all workers together: samples, losses, learning
+rates, sketches of gradients and parameters, prints, and the settings of models and optimizers; and the same
+of a run whose gradients were disturbed by rounding, from which the tolerances follow. The sketches of all
+tensors of a step are folded to `FOLDED` numbers, so that the size of a file does not depend on that of the
+model. The file is JSON of texts and numbers: reading it runs no code.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from samestep.base.documents import FormatError, PositiveInt, WholeNumber, read_as, read_json
+from samestep.base.errors import UsageError
+from samestep.base.machine.description import machine
+from samestep.base.record import json_line, write_whole
+from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
+from samestep.verify.run_record import RunRecord, Vector
+from samestep.verify.tensor_summary import BUCKETS, own_generator
+from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
+
+FORMAT: Literal["samestep golden run"] = "samestep golden run"
+"""What a golden file says that it is."""
+VERSION = 1
+"""Version of the format; a reader refuses files of later ones."""
+FOLDED = 64
+"""Numbers that a vector of sketches is folded to; they give the norm of a difference to about a fifth."""
+_MOST_BYTES = 256 << 20
+"""The largest file that is read."""
+_HINT = "Make one with samestep verify SCRIPT --save FILE."
+_LISTS = (
+    "samples",
+    "evaluated",
+    "combined",
+    "losses",
+    "divisors",
+    "learning_rates",
+    "gradient",
+    "before",
+    "after",
+)
+"""Fields of a step that are lists of numbers, each kept as one text."""
+_KEPT_FACTS = (
+    "epsilon",
+    "parameter_epsilon",
+    "batch_norm",
+    "drew",
+    "augmented",
+    "repeated_epochs",
+    "modules",
+    "optimizers",
+    "dropouts",
+    "gathered",
+    "printed",
+    "ended",
+)
+Numbers = str
+"""Numbers in double precision, little-endian, in base 64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStep:
+    """A step in a golden file; see `trace.Step`."""
+
+    samples: Numbers
+    evaluated: Numbers
+    combined: Numbers
+    losses: Numbers
+    divisors: Numbers
+    learning_rates: Numbers
+    gradient: Numbers
+    before: Numbers | None = None  # None if it is the `after` of the optimizer's last step
+    after: Numbers
+    norms: Numbers  # those of the gradients, and before these were clipped
+    optimizer: WholeNumber
+    passes: WholeNumber
+    backwards: WholeNumber
+    printed: WholeNumber
+    has_rollout: bool
+    gathered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run in a golden file, and its facts; see `trace.Facts`."""
+
+    steps: tuple[StoredStep, ...]
+    epsilon: float
+    parameter_epsilon: float
+    batch_norm: bool
+    drew: bool
+    augmented: bool
+    repeated_epochs: WholeNumber
+    modules: dict[str, str]
+    optimizers: tuple[tuple[dict[str, str], ...], ...]
+    dropouts: dict[str, tuple[float, ...]]
+    gathered: bool
+    printed: str
+    ended: str
+    parameters: tuple[tuple[OptimizerParameter, ...], ...]
+    evaluated: Numbers
+    combined: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a golden run was made."""
+
+    script: str  # the script, as it was given
+    arguments: tuple[str, ...]  # its arguments
+    commit: str  # of the repository of the script, with a + if files differ from it; empty without one
+    workers: PositiveInt  # number of workers
+    date: str  # in ISO 8601
+    machine: dict[str, str]  # processor, system and versions, see `described_machine`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenFile:
+    """The content of a golden file."""
+
+    format: Literal["samestep golden run"] = FORMAT
+    version: PositiveInt = VERSION
+    origin: Origin
+    initial: tuple[Numbers, ...]  # for each optimizer, `BUCKETS` numbers of each parameter at the beginning
+    run: StoredRun
+    control: StoredRun  # the run again, its gradients disturbed by rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenRun:
+    """A golden run that was read."""
+
+    origin: Origin
+    run: RunRecord  # all workers as one, with folded vectors
+    control: RunRecord  # the same, its gradients disturbed by rounding
+    initial: Sequence[Vector] = field(default_factory=list)
+
+    def aligned(self, run: RunRecord) -> RunRecord:
+        """Return a run with folded vectors, and with its parameters in the order of this one's.
+
+        Raises:
+            UnmatchedParametersError: a parameter has no unambiguous match.
+        """
+        first = {step.optimizer: None for step in self.run.traces[0].steps}
+        if any(number >= len(self.initial) for number in first):
+            raise UnmatchedParametersError
+        # With a gradient everywhere, a parameter that the other run lacks has no match.
+        steps = [
+            replace(
+                step,
+                gradient=np.ones_like(self.initial[step.optimizer]).tolist(),
+                before=self.initial[step.optimizer].tolist(),
+                after=self.initial[step.optimizer].tolist(),
+            )
+            for step in self.run.traces[0].steps
+        ]
+        unfolded = replace(self.run, traces=[replace(self.run.traces[0], steps=steps)])
+        return folded(align_parameters(unfolded, run)[1])
+
+    def without_parameters(self) -> "GoldenRun":
+        """Return it without parameters and gradients."""
+        return replace(self, run=drop_parameters(self.run), control=drop_parameters(self.control))
+
+
+def described_machine() -> dict[str, str]:
+    """Return what can change the rounding of a computation: processor, system, and versions."""
+    here = machine()
+    return {
+        "processor": here.processor,
+        "system": here.system,
+        "python": here.python,
+        "torch": here.torch,
+        "samestep": here.samestep,
+    }
+
+
+def initial_sketches(run: RunRecord) -> list[Vector]:
+    """Return the sketches of each optimizer's parameters before its first step, in the order of numbers."""
+    first: dict[int, Vector] = {}
+    for step in run.traces[0].steps:
+        first.setdefault(step.optimizer, np.array(step.before, np.float64))
+    return [first.get(number, np.array([])) for number in range(max(first, default=-1) + 1)]
+
+
+def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> GoldenFile:
+    """Return the golden file of a run and of its repetition with disturbed gradients."""
+    return GoldenFile(
+        origin=origin,
+        initial=tuple(_text(vector) for vector in initial_sketches(reference)),
+        run=_stored(folded(as_one(reference))),
+        control=_stored(folded(as_one(control))),
+    )
+
+
+def write_golden(path: Path, golden: GoldenFile) -> None:
+    """Write a golden file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_whole(path, [json_line(asdict(golden)), "\n"])
+
+
+def read_golden(path: Path) -> GoldenRun:
+    """Return the golden run in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no golden run.
+    """
+    content = read_json(path, most=_MOST_BYTES, hint=_HINT)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{path} is no golden run. {_HINT}")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise UsageError(f"{path} has version {version} of its format, and this samestep reads {VERSION}.")
+    try:
+        stored = read_as(GoldenFile, content, "golden")
+        run, control = _record(stored.run, "golden.run"), _record(stored.control, "golden.control")
+        initial = [_vector(text, "golden.initial") for text in stored.initial]
+        if [len(vector) for vector in initial] != [BUCKETS * len(held) for held in run.facts.parameters]:
+            raise FormatError("golden.initial is not that of these parameters")
+    except FormatError as error:
+        raise UsageError(f"{path} is damaged: {error}. {_HINT}") from None
+    return GoldenRun(origin=stored.origin, run=run, control=control, initial=initial)
+
+
+def as_one(run: RunRecord) -> RunRecord:
+    """Return a run as one worker would have recorded it: samples, losses and evaluations of all ranks."""
+    first = run.traces[0]
+    if len(run.traces) == 1:
+        return replace(run, workers=None, modules=())
+    steps = [
+        replace(
+            run.at(index),
+            samples=run.samples(index).tolist(),
+            losses=[run.losses(index)[0]] if run.has_loss(index) else [],
+            evaluated=[key for rank_step in run.of_ranks(index) for key in rank_step.evaluated],
+        )
+        for index in range(run.steps)
+    ]
+    evaluated = [key for trace in run.traces for key in trace.facts.evaluated]
+    facts = replace(first.facts, evaluated=evaluated)
+    return replace(run, traces=[Trace(facts, steps, len(steps))], workers=None, modules=())
+
+
+def folded(run: RunRecord) -> RunRecord:
+    """Return a run whose vectors of sketches have at most `FOLDED` numbers each.
+
+    A number is added, with a random sign, to another one: so the fold of a difference is the difference of
+    folds, and the expected square of its norm is that of the difference.
+    """
+
+    def changed(step: Step) -> Step:
+        return replace(
+            step, gradient=_fold(step.gradient), before=_fold(step.before), after=_fold(step.after)
+        )
+
+    return replace(
+        run, traces=[replace(trace, steps=[changed(step) for step in trace.steps]) for trace in run.traces]
+    )
+
+
+def _fold(numbers: Sequence[float]) -> list[float]:
+    if len(numbers) <= FOLDED:
+        return list(numbers)
+    signed = np.asarray(numbers, np.float64) * _signs(len(numbers))
+    padded = np.pad(signed, (0, -len(signed) % FOLDED))
+    sums: list[float] = padded.reshape(-1, FOLDED).sum(0).tolist()
+    return sums
+
+
+@lru_cache(maxsize=16)
+def _signs(count: int) -> Vector:
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8)
+    return drawn.double().mul_(2).sub_(1).numpy()
+
+
+def _stored(run: RunRecord) -> StoredRun:
+    facts = run.facts
+    last: dict[int, Sequence[float]] = {}
+    steps = []
+    for step in run.traces[0].steps:
+        lists = {name: _text(getattr(step, name)) for name in _LISTS}
+        if last.get(step.optimizer) == step.before:
+            lists["before"] = None  # type: ignore[assignment]
+        last[step.optimizer] = step.after
+        plain = {
+            name: getattr(step, name)
+            for name in ("optimizer", "passes", "backwards", "printed", "has_rollout", "gathered")
+        }
+        steps.append(StoredStep(**lists, **plain, norms=_text([step.gradient_norm, step.unclipped])))  # type: ignore[arg-type]
+    kept: dict[str, Any] = {name: getattr(facts, name) for name in _KEPT_FACTS}
+    return StoredRun(
+        **kept,
+        steps=tuple(steps),
+        parameters=tuple(tuple(parameters) for parameters in facts.parameters),
+        evaluated=_text(facts.evaluated),
+        combined=_text(facts.combined),
+    )
+
+
+def _record(stored: StoredRun, where: str) -> RunRecord:
+    steps = list(_steps(stored.steps, f"{where}.steps"))
+    if not steps:
+        raise FormatError(f"{where} has no steps")
+    parameters = [
+        [OptimizerParameter(name, tuple(shape), group) for name, shape, group in of_optimizer]
+        for of_optimizer in stored.parameters
+    ]
+    kept = {name: getattr(stored, name) for name in _KEPT_FACTS}
+    facts = Facts(
+        rank=0,
+        **kept,
+        parameters=parameters,
+        evaluated=_vector(stored.evaluated, where).tolist(),
+        combined=_vector(stored.combined, where).tolist(),
+    )
+    facts.optimizers = [list(groups) for groups in facts.optimizers]
+    facts.dropouts = {name: list(rates) for name, rates in facts.dropouts.items()}
+    return RunRecord([Trace(facts, steps, len(steps))], origin="golden")
+
+
+def _steps(stored: Sequence[StoredStep], where: str) -> Iterator[Step]:
+    last: dict[int, list[float]] = {}
+    for index, step in enumerate(stored):
+        texts = {name: text for name in _LISTS if (text := getattr(step, name)) is not None}
+        lists = {name: _vector(text, f"{where}[{index}].{name}").tolist() for name, text in texts.items()}
+        lists.setdefault("before", last.get(step.optimizer, []))
+        last[step.optimizer] = lists["after"]
+        norms = _vector(step.norms, f"{where}[{index}]").tolist()
+        if len(norms) != 2:
+            raise FormatError(f"{where}[{index}].norms has not two numbers")
+        yield Step(
+            index=index,
+            **lists,
+            gradient_norm=norms[0],
+            unclipped=norms[1],
+            optimizer=step.optimizer,
+            passes=step.passes,
+            backwards=step.backwards,
+            printed=step.printed,
+            has_rollout=step.has_rollout,
+            gathered=step.gathered,
+        )
+
+
+def _text(numbers: Sequence[float] | Vector) -> Numbers:
+    return base64.b64encode(np.asarray(numbers, "<f8").tobytes()).decode("ascii")
+
+
+def _vector(text: Numbers, where: str) -> Vector:
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f8").astype(np.float64)
+    except (binascii.Error, ValueError):
+        raise FormatError(f"{where} has numbers that are not in base 64") from None

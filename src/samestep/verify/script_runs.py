@@ -1,0 +1,108 @@
+"""Runs scripts with probes, one run after the other, each with files of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.autopilot.script.options import Options
+from samestep.base.errors import UsageError
+from samestep.base.units import counted
+from samestep.launch.job import Program
+from samestep.launch.local.child import Watch
+from samestep.verify.probed_run import Kind, TracedRun
+from samestep.verify.run_length import LEAST_STEPS, TOTAL_S, FixedLength, RunLength, progress_line
+from samestep.verify.run_record import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script and its kind."""
+
+    program: Program
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRuns:
+    """Runs scripts, and tells the user which."""
+
+    scratch: Path  # an empty folder for all files of the runs
+    options: Options  # how a serial script is split across workers
+    # returns a function that runs each of the given number of workers, and ends a run that hangs
+    watch: Callable[[int, Kind], Watch]
+    tell: Callable[[str], None]  # prints a line about progress
+
+    def run(self, script: Script, size: int, label: str, *, length: RunLength, **changed: Any) -> RunRecord:
+        """Run a script on some workers.
+
+        Args:
+            script: the script.
+            size: number of workers.
+            label: names the run for the user; empty for the usual one.
+            length: decides after which step it is stopped.
+            changed: further arguments of `TracedRun`.
+        """
+        title = f"{script.program.target}: {counted(size, 'worker')}{label and f' ({label})'}"
+        self.tell(title)
+        with progress_line(title) as progress:
+            return TracedRun(
+                program=script.program,
+                kind=script.kind,
+                size=size,
+                length=length,
+                progress=progress,
+                folder=self.new_folder(),
+                options=self.options,
+                watch=self.watch(size, script.kind),
+                **changed,
+            ).run()
+
+    def new_folder(self) -> Path:
+        """Return the path of a folder that no run has used."""
+        return self.scratch / f"run-{len(list(self.scratch.iterdir()))}"
+
+
+def require_end(run: RunRecord, script: Script, where: str) -> None:
+    """Check that a run did not fail; `where` names it in the message.
+
+    Raises:
+        UsageError: it failed.
+    """
+    if run.facts.ended not in ("steps", "end"):
+        raise UsageError(f"{script.program.target} fails {where}: {_failure(run)}.")
+
+
+def require_steps(run: RunRecord, script: Script, where: str) -> None:
+    """Check that a run which is to be a reference did not fail, and made steps; `where` names it.
+
+    Raises:
+        UsageError: it failed, or made no step.
+    """
+    require_end(run, script, where)
+    if not run.steps:
+        raise UsageError(
+            f"{script.program.target} made no training step {where}: no optimizer stepped, and no backward "
+            "ran."
+        )
+
+
+def _failure(run: RunRecord) -> str:
+    """Return how a run failed."""
+    facts, failure = run.facts, run.failure
+    if facts.ended != "killed":
+        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
+    if failure is None:
+        return "its process exited without Python's cleanup (os._exit?) and reported no error"
+    return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
+
+
+def length_after(reference: RunRecord) -> RunLength:
+    """Return the length of runs that are compared with a reference, which may have ended by itself."""
+    is_whole = reference.facts.ended != "steps"
+    return FixedLength(2 * reference.steps + LEAST_STEPS if is_whole else reference.steps)
+
+
+def limit_of_runs(number: int) -> float:
+    """Return the time limit in seconds of each of some runs, if the user gives no number of steps."""
+    return TOTAL_S / number
