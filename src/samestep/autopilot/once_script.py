@@ -107,7 +107,7 @@ def _ended(run: Callable[[], E], account: Account, options: Options, *, has_grou
         if options.explain:
             stop = stack.enter_context(_explaining())
         elif options.scratch is not None:
-            stack.enter_context(writing_to(options.scratch / "0"))
+            stack.enter_context(writing_to(options.scratch))
         stack.enter_context(_counted_backwards(account, stop))
         if options.seed is not None:
             stack.enter_context(fixed_seeds(options.seed))

@@ -1,12 +1,13 @@
 """Implements ``samestep verify``, which compares the steps on several workers with those on one."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -93,6 +94,16 @@ def verify(
     reference: Annotated[
         Path | None, option("FILE", "Compare with the golden run in FILE, not with one on one worker.")
     ] = None,
+    resume_at: Annotated[
+        int | None, option("K", "End the script after K steps, and compare the run that resumes it.")
+    ] = None,
+    resume_with: Annotated[
+        str, option("ARGS", "Further arguments of the script that is resumed, as one text.")
+    ] = "",
+    end_by: Annotated[
+        Literal["kill", "term", "stop"],
+        option("HOW", "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps."),
+    ] = "kill",
     module: launch.Module = False,
     mode: Mode = "auto",
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
@@ -108,13 +119,15 @@ def verify(
     with named exceptions, 1 if they differ, and 3 if they could not be compared; the report names the causes.
     """
     is_golden = save is not None or reference is not None
-    sizes = _sizes(workers or ("1" if is_golden else "1,2"), least=1 if is_golden or against else 2)
+    is_alone = is_golden or resume_at is not None
+    sizes = _sizes(workers or ("1" if is_alone else "1,2"), least=1 if is_alone or against else 2)
     if is_golden and len(sizes) > 1:
         raise UsageError(f"-n {workers} has several numbers; a golden run has one number of workers.")
     refuse_unwritable_file("--save", save)
     check_hang_timeout(hang_timeout)
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps is {steps}; give at least 1.")
+    for flag, number in (("--steps", steps), ("--resume-at", resume_at)):
+        if number is not None and number < 1:
+            raise UsageError(f"{flag} is {number}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
     script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
@@ -124,6 +137,8 @@ def verify(
     with _runs(max(sizes), hang_timeout=hang_timeout, options=Options(**settings)) as runs:
         if save is not None:
             report = _saved(save, script, sizes[0], runs, steps)
+        elif resume_at is not None:
+            report = _resumed(script, sizes, runs, resume_at, shlex.split(resume_with), end_by)
         elif reference is not None:
             report = _compared(reference, script, sizes[0], runs)
         else:
@@ -208,6 +223,17 @@ def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | Non
     write_golden(file, golden)
     inform(f"{file} has {counted(report.steps, 'step')} of {counted(size, 'worker')}.")
     return report
+
+
+def _resumed(
+    script: _Runnable, sizes: Sequence[int], runs: Any, steps: int, arguments: Sequence[str], end_by: Any
+) -> Report:
+    """Return the comparison of runs that resume a script with one that was not ended."""
+    from samestep.verify.resumed_run import ResumedVerification
+
+    return ResumedVerification(
+        script=script.script(), runs=runs, workers=sizes, steps=steps, arguments=arguments, ended_by=end_by
+    ).run()
 
 
 def _compared(file: Path, script: _Runnable, size: int, runs: Any) -> Report:

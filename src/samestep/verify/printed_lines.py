@@ -182,6 +182,18 @@ def deviating_text(reference: RunRecord, run: RunRecord, control: RunRecord) -> 
     return None
 
 
+def last_lines(text: str, printed: str) -> str:
+    """Return a text without those of its first lines that `printed` has fewer of, up to their numbers."""
+    left = Counter(_line(line).shape for line in printed.splitlines())
+    kept = []
+    for line in reversed(text.splitlines()):
+        shape = _line(line).shape
+        if left[shape]:
+            left[shape] -= 1
+            kept.append(line)
+    return "".join(f"{line}\n" for line in reversed(kept))
+
+
 def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
     return "".join(lines[i].shape for i in numbers)
 

@@ -393,8 +393,11 @@ class Probe(Listener):
 
     def _note_draws(self, before: RngState) -> None:
         after = RngState.now(before.device[0] if before.device else _CPU)
-        if not (self.facts.drew or before.same(after)):
-            self.facts.drew, self.facts.stream = True, before.digest_of_changed(after)
+        if self._step.stream or before.same(after):
+            return
+        self._step.stream = before.digest_of_changed(after)
+        if not self.facts.drew:
+            self.facts.drew, self.facts.stream = True, self._step.stream
 
     def _note_precision(self, dtype: torch.dtype) -> None:
         self.facts.epsilon = max(self.facts.epsilon, _epsilon(dtype))

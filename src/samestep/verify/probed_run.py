@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
@@ -77,6 +78,9 @@ class TracedRun:
     # whether each rank is a fresh interpreter, which orders sets of texts its own way
     own_hashes: bool = False
     modules_of: int | None = None  # step whose module calls are recorded, if any
+    files: Path | None = None  # folder of the files that the script writes; None for one of this run
+    # how a rank is ended after the last step: without Python's cleanup, or by a signal of that number
+    ended_by: int = 0
 
     def run(self) -> RunRecord:
         """Run the script and return its record.
@@ -152,6 +156,10 @@ class TracedRun:
     def _failure(self) -> Path:
         return self.folder / "failure.json"
 
+    @property
+    def _files(self) -> Path:
+        return self.files or self.folder / "files"
+
     def _folder_of(self, rank: int) -> Path:
         return self.folder / str(rank)
 
@@ -183,7 +191,7 @@ class TracedRun:
             env.exported(env.UNTRACKED),
             silenced(),
             on_cpu,
-            writing_to(self.folder, self.order) as overlay,
+            writing_to(self._files, self.order) as overlay,
         ):
             return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 
@@ -240,16 +248,16 @@ class TracedRun:
         if self.kind == "native":
             _seed(rank)
             on_cpu = gloo_on_cpu() if self.options.device == "cpu" else nullcontext()
-            files = writing_to(self.folder / "files", self.order)  # of all ranks, as on one file system
+            files = writing_to(self._files, self.order)  # of all ranks, as on one file system
             with on_cpu, files as overlay:
                 probe.changed_files = overlay.made
                 return probed()
         if self.size > 1:
-            options = replace(self.options, scratch=self.folder, seed=SEED)
+            options = replace(self.options, scratch=self._files, seed=SEED)
             if self._starts_helpers:
                 return run_once(probed, size=self.size, options=options)
             return run_launched(probed, options=options)
-        with own_device(self.options), without_ranks(), writing_to(self._folder_of(rank)), fixed_seeds(SEED):
+        with own_device(self.options), without_ranks(), writing_to(self._files), fixed_seeds(SEED):
             return probed()
 
     def _observers(self, probe: Probe) -> list[Observer]:
@@ -279,10 +287,19 @@ class TracedRun:
         ).attached()
 
     def _stop(self, rank: int) -> None:
-        """End this process without Python's cleanup once all ranks have made their steps."""
-        (self._folder_of(rank) / "stopped").touch()
+        """End this process once all ranks have made their steps.
+
+        It ends without Python's cleanup, or gets a signal: if that has a handler, the script goes on, and
+        another call ends it.
+        """
+        mark = self._folder_of(rank) / "stopped"
+        is_first = not mark.exists()
+        mark.touch()
         marks = [self._folder_of(k) / "stopped" for k in range(self._recording)]
         holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=0.05)
+        if self.ended_by and is_first:
+            signal.raise_signal(self.ended_by)
+            return
         os._exit(0)
 
 

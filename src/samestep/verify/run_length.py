@@ -90,6 +90,48 @@ class UntilEvaluated:
 
 
 @dataclass(slots=True)
+class UntilEvaluatedAfter:
+    """As many steps as contain, after the first `steps`, an evaluation and the begin of another epoch."""
+
+    steps: int
+    _passes: int = field(init=False, default=0)  # passes over the loader in the first steps
+    _has_evaluated: bool = field(init=False, default=False)
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        del optimizers
+        made = step.index + 1
+        if made <= self.steps:
+            self._passes = step.passes
+            return False
+        self._has_evaluated |= bool(step.evaluated)
+        is_later = self._has_evaluated and step.passes > self._passes
+        return made >= self.steps + (LEAST_STEPS if is_later else MOST_STEPS)
+
+    def total(self, optimizers: int) -> None:
+        """See `RunLength`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAfter:
+    """A number of steps after which a run gets a signal, and the number of those that it can make then."""
+
+    steps: int
+    more: int  # further steps of a script that handles the signal
+
+    def is_reached(self, step: Step, *, optimizers: int) -> bool:
+        """See `RunLength`."""
+        del optimizers
+        made = step.index + 1
+        return made == self.steps or made >= self.steps + self.more
+
+    def total(self, optimizers: int) -> int:
+        """See `RunLength`."""
+        del optimizers
+        return self.steps
+
+
+@dataclass(slots=True)
 class WithinTime:
     """A length, or as many steps as fit a time limit."""
 

@@ -63,6 +63,10 @@ class RunRecord:
         """Return the record without a step and the steps after it."""
         return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
 
+    def since(self, step: int) -> "RunRecord":
+        """Return the record of a step and the steps after it, which count from 0."""
+        return replace(self, traces=[_without_first(trace, step) for trace in self.traces])
+
     def at(self, step: int) -> Step:
         """Return a step of rank 0, or of the first rank that made it."""
         return next((rank_step for rank_step in self.of_ranks(step)), self.traces[0].steps[step])
@@ -179,6 +183,16 @@ def _truncated(trace: Trace, step: int) -> Trace:
         trace.facts, evaluated=[], combined=[], gathered=False, printed=trace.facts.printed[:printed]
     )
     return replace(trace, facts=facts, steps=trace.steps[:step], begun=step)
+
+
+def _without_first(trace: Trace, step: int) -> Trace:
+    start = trace.steps[step - 1].printed if step else 0
+    steps = [
+        replace(kept, index=index, printed=kept.printed - start)
+        for index, kept in enumerate(trace.steps[step:])
+    ]
+    facts = replace(trace.facts, printed=trace.facts.printed[start:])
+    return replace(trace, facts=facts, steps=steps, begun=max(0, trace.begun - step))
 
 
 def same_samples(keys: Vector, usual: Vector) -> bool:

@@ -43,6 +43,8 @@ class Step:
     before: list[float] = field(default_factory=list)  # sketch of the parameters before the step
     after: list[float] = field(default_factory=list)  # sketch of the parameters after the step
     backwards: int = 0  # number of backwards since the previous step
+    # a digest of the random state at the first draw since the previous step; 0 if there was none
+    stream: int = 0
     printed: int = 0  # number of characters printed so far
     # whether the rank had no batch left while others made this step (`Join`); then the rest is empty
     joined: bool = False

@@ -46,8 +46,20 @@ RankCause: TypeAlias = Literal[
     "compressed-gradients",
 ]
 GoldenCause: TypeAlias = Literal["model-changed", "dropout-rate", "optimizer-changed", "initial-weights"]
+ResumedCause: TypeAlias = Literal[
+    "resumed-short",
+    "resumed-weights",
+    "resumed-repeats",
+    "resumed-skips",
+    "resumed-other-order",
+    "resumed-rate",
+    "resumed-optimizer",
+    "resumed-draws",
+    "not-resumed",
+]
 Cause: TypeAlias = Literal[
     GoldenCause,
+    ResumedCause,
     RunCause,
     BatchCause,
     OrderCause,
@@ -140,7 +152,7 @@ class Finding:
 
 
 _UNKNOWN: frozenset[Cause | NoteCode] = frozenset(
-    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss", "not-compared")
+    ("refused", "unseeded", "unseeded-data", "nan-loss", "zero-loss", "not-compared", "not-resumed")
 )
 """Causes that leave open whether the runs are the same."""
 _VERDICTS: dict[Gravity, Verdict] = {

@@ -1,0 +1,333 @@
+"""Names the causes of a difference between a resumed run and the uninterrupted one, the gravest first.
+
+A resumed run counts its steps from 0. The step of the uninterrupted run that it continues is the one that
+begins with the same weights. From there on samples, learning rates, random draws, gradients, updates and
+prints are compared; where several differ, the earliest in this order explains the others.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from samestep.base.units import counted
+from samestep.verify.causes import causes
+from samestep.verify.compare import Comparison, rounding_of
+from samestep.verify.printed_lines import last_lines
+from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.verdict import Cause, Finding
+
+_DIGITS = 9
+"""Decimals of a sample's key, which is a sum in double precision."""
+_OF_VALUES = ("gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A resumed run, and the one that it should continue."""
+
+    usual: RunRecord  # the uninterrupted run
+    resumed: RunRecord  # the run that was started again
+    control: RunRecord  # the uninterrupted run again, its gradients disturbed by rounding
+    ended_after: int  # number of steps of the run that was ended
+
+    @cached_property
+    def distances(self) -> list[float]:
+        """Distance of the weights with which the resumed run begins to those at each step."""
+        first = self.resumed.at(0)
+        begin = np.array(first.before)
+        return [
+            relative(begin, np.array(step.before)) if step.optimizer == first.optimizer else np.inf
+            for step in map(self.usual.at, range(min(self.usual.steps, self.ended_after + 1)))
+        ]
+
+    @cached_property
+    def begins_at(self) -> int:
+        """The step of the uninterrupted run that begins with the resumed run's weights, or with the nearest.
+
+        Without parameters it is the step after the last one of the run that was ended.
+        """
+        if not self.resumed.steps or not self.resumed.at(0).before:
+            return self.ended_after
+        least = min(self.distances)
+        return max(step for step, distance in enumerate(self.distances) if distance == least)
+
+    @property
+    def has_its_weights(self) -> bool:
+        """Whether the weights at the beginning are those of that step, up to rounding."""
+        if not self.resumed.steps or not self.resumed.at(0).before:
+            return True
+        return self.distances[self.begins_at] <= rounding_of(self.usual.facts.parameter_epsilon)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The comparison with the uninterrupted run from that step on."""
+        usual, control = self.usual.since(self.begins_at), self.control.since(self.begins_at)
+        run = self.resumed.until(usual.steps)
+        if usual.facts.ended == "steps" and run.steps == usual.steps:  # what it prints after these
+            run = _printing(run, run.facts.printed[: run.at(run.steps - 1).printed])
+        text = last_lines(usual.facts.printed, run.facts.printed)
+        again = last_lines(control.facts.printed, text)
+        return Comparison(_printing(usual, text), run, _printing(control, again))
+
+    @cached_property
+    def epoch(self) -> range:
+        """The steps of the uninterrupted run in the epoch in which the resumed run begins."""
+        return _epoch(self.usual, self.begins_at)
+
+    @cached_property
+    def resumed_epoch(self) -> range:
+        """The steps of the resumed run in that epoch; as many as are left of it, if no loader counts them."""
+        steps = _epoch(self.resumed, 0)
+        is_counted = len(steps) < self.resumed.steps or self.epoch.stop == self.usual.steps
+        return steps if is_counted else range(min(len(steps), self.epoch.stop - self.begins_at))
+
+
+def _printing(run: RunRecord, text: str) -> RunRecord:
+    """Return a run that has printed a text, all of it before the end."""
+    first = run.traces[0]
+    steps = [replace(step, printed=min(step.printed, len(text))) for step in first.steps]
+    trace = replace(first, steps=steps, facts=replace(first.facts, printed=text))
+    return replace(run, traces=[trace, *run.traces[1:]])
+
+
+def _epoch(run: RunRecord, step: int) -> range:
+    """Return the steps of the pass over a loader, or else over the samples, that a step belongs to."""
+    passes = [run.at(index).passes for index in range(run.steps)]
+    if not any(passes):
+        passes = _passes_by_samples(run)
+    if step >= len(passes):
+        return range(step, step)
+    start = next((k + 1 for k in range(step - 1, -1, -1) if passes[k] != passes[step]), 0)
+    stop = next((k for k in range(step + 1, len(passes)) if passes[k] != passes[step]), len(passes))
+    return range(start, stop)
+
+
+def _passes_by_samples(run: RunRecord) -> list[int]:
+    """Return, for each step, how often samples were used again before."""
+    seen: set[float] = set()
+    passes: list[int] = []
+    for step in range(run.steps):
+        keys = set(_keys(run, [step]))
+        if keys & seen:
+            seen = set()
+        passes.append((passes[-1] if passes else 0) + (not seen and step > 0))
+        seen |= keys
+    return passes
+
+
+def resumed_causes(resumption: Resumption) -> list[Finding]:
+    """Return the faults of a resumed run, the gravest first."""
+    ending = _failed(resumption) or _not_resumed(resumption)
+    if ending is not None:
+        return [ending]
+    weights, short = _weights(resumption), _short(resumption)
+    found = [finding for finding in (short, weights) if finding is not None]
+    of_samples = None if short is not None else _samples(resumption)
+    of_rates = _rate(resumption)
+    found += [finding for finding in (of_samples, of_rates) if finding is not None]
+    if found:
+        return found
+    of_values = _optimizer(resumption) or _draws(resumption)
+    if of_values is not None:
+        return [of_values]
+    return _of_other_causes(resumption)
+
+
+def _of_other_causes(resumption: Resumption) -> list[Finding]:
+    """Return the causes that any two runs can have, but for those that a resumed run explains."""
+    is_amid = resumption.begins_at not in (resumption.epoch.start, resumption.usual.steps)
+    findings = []
+    for finding in causes(resumption.comparison):
+        if finding.cause in ("printed-text", "number-of-steps"):
+            continue
+        # The first mean of an epoch that was resumed amid is one of the rest.
+        is_mean = finding.cause in ("printed", "local-metric") and is_amid
+        findings.append(replace(finding, kind="exception") if is_mean else finding)
+    return findings
+
+
+def _failed(resumption: Resumption) -> Finding | None:
+    """Find that the resumed run fails, if it does so before the uninterrupted one ends."""
+    run = resumption.resumed
+    if run.facts.ended in ("steps", "end"):
+        return None
+    return next(iter(causes(resumption.comparison)), None)
+
+
+def _not_resumed(resumption: Resumption) -> Finding | None:
+    """Find that the script begins anew."""
+    if resumption.begins_at or not resumption.has_its_weights or not resumption.resumed.steps:
+        return None
+    return _finding(
+        resumption,
+        "not-resumed",
+        f"the run that was started again begins with the weights of step 0, after {_ended(resumption)}. Give "
+        "the script's arguments in --resume-with, and a later step than that of its first checkpoint in "
+        "--resume-at.",
+        0,
+    )
+
+
+def _weights(resumption: Resumption) -> Finding | None:
+    """Find that no step begins with the weights of the resumed run."""
+    if resumption.has_its_weights:
+        return None
+    distance = resumption.distances[resumption.begins_at]
+    return _finding(
+        resumption,
+        "resumed-weights",
+        f"no step of the uninterrupted run up to step {resumption.ended_after} begins with the weights of "
+        f"the resumed run; step {resumption.begins_at} is the nearest, with a deviation of {distance:.1e}.",
+        resumption.begins_at,
+    )
+
+
+def _short(resumption: Resumption) -> Finding | None:
+    """Find that the script ends by itself before it has made the steps that are left."""
+    run, usual, begin = resumption.resumed, resumption.usual, resumption.begins_at
+    left = usual.steps - begin
+    if run.facts.ended != "end" or run.steps >= left:
+        return None
+    missing = left - run.steps
+    if run.steps and not _continues_after(resumption, missing):
+        return None
+    return _finding(
+        resumption,
+        "resumed-short",
+        f"the resumed run ends after {counted(run.steps, 'step')} and without an error, where {left} are "
+        f"left: {counted(missing, 'step')} of an epoch are never made.",
+        begin,
+    )
+
+
+def _continues_after(resumption: Resumption, missing: int) -> bool:
+    """Return whether the resumed run begins a whole number of epochs too late."""
+    later = resumption.begins_at + missing
+    passes = {resumption.usual.at(step).passes for step in range(resumption.begins_at, later)}
+    is_epoch = resumption.begins_at == resumption.epoch.start or len(passes) > 1
+    return is_epoch and same_samples(resumption.resumed.samples(0), resumption.usual.samples(later))
+
+
+def _samples(resumption: Resumption) -> Finding | None:
+    """Find the first step with other samples, and what became of those of the epoch."""
+    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
+    steps = range(min(run.steps, usual.steps - begin))
+    differing = next(
+        (step for step in steps if not same_samples(run.samples(step), usual.samples(begin + step))), None
+    )
+    if differing is None:
+        return None
+    step = begin + differing
+    if differing >= len(resumption.resumed_epoch) or step >= resumption.epoch.stop:  # of a later epoch
+        return _finding(
+            resumption,
+            "resumed-other-order",
+            f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
+            "run: the generator of the order has another state.",
+            step,
+        )
+    before = _keys(usual, range(resumption.epoch.start, begin))
+    rest = _keys(usual, range(begin, resumption.epoch.stop))
+    made = _keys(run, resumption.resumed_epoch)
+    is_cut = len(resumption.resumed_epoch) == run.steps or resumption.epoch.stop == usual.steps
+    repeated, skipped = sum(((made - rest) & before).values()), 0 if is_cut else sum((rest - made).values())
+    known = sum((made & (before + rest)).values())
+    if not known:
+        is_drawn = run.facts.augmented or usual.facts.augmented
+        cause: Cause = "resumed-draws" if is_drawn else "resumed-other-order"
+        why = (
+            "its data set draws random numbers, and their generator has another state"
+            if is_drawn
+            else "none of them is of this epoch"
+        )
+        return _finding(
+            resumption, cause, f"step {step} uses other samples than in the uninterrupted run: {why}.", step
+        )
+    parts = [
+        f"{counted(repeated, 'sample')} of the epoch a second time",
+        f"{counted(skipped, 'sample')} never",
+    ]
+    if repeated and not skipped:
+        return _finding(resumption, "resumed-repeats", f"the resumed run uses {parts[0]}.", step)
+    if skipped and not repeated:
+        return _finding(resumption, "resumed-skips", f"the resumed run uses {parts[1]} in this epoch.", step)
+    what = f" and uses {' and '.join(parts)}" if repeated else ""
+    return _finding(
+        resumption,
+        "resumed-other-order",
+        f"the resumed run uses the samples of the epoch in another order{what}.",
+        step,
+    )
+
+
+def _keys(run: RunRecord, steps: Iterable[int]) -> Counter[float]:
+    return Counter(round(key, _DIGITS) for step in steps for key in run.samples(step).tolist())
+
+
+def _rate(resumption: Resumption) -> Finding | None:
+    """Find the first step with another learning rate."""
+    first = resumption.comparison.first_of("learning rate")
+    if first is None:
+        return None
+    here, step = resumption.resumed.at(first.step).learning_rates, resumption.begins_at + first.step
+    usual = [resumption.usual.at(index).learning_rates for index in range(resumption.usual.steps)]
+    of_step = next((index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=1e-9)), None)
+    where = "" if of_step is None else f", which is that of step {of_step}"
+    return _finding(
+        resumption,
+        "resumed-rate",
+        f"the learning rate of step {step} is {here[0]:g}{where}; in the uninterrupted run it is "
+        f"{usual[step][0]:g}.",
+        step,
+    )
+
+
+def _optimizer(resumption: Resumption) -> Finding | None:
+    """Find that the same gradient makes another update."""
+    first = resumption.comparison.first
+    if first is None or first.quantity != "update":
+        return None
+    step = resumption.begins_at + first.step
+    return _finding(
+        resumption,
+        "resumed-optimizer",
+        f"the gradient of step {step} is that of the uninterrupted run, but the update deviates by "
+        f"{first.value:.1e}: the state of the optimizer (momentum, averages, its count of steps) is not "
+        "restored.",
+        step,
+    )
+
+
+def _draws(resumption: Resumption) -> Finding | None:
+    """Find that dropout or noise is drawn from another state of the generators."""
+    first = resumption.comparison.first
+    if first is None or first.quantity not in ("loss", "gradient", "gradient norm"):
+        return None
+    step = resumption.begins_at + first.step
+    here, usual = resumption.resumed.at(first.step).stream, resumption.usual.at(step).stream
+    if not usual or here == usual:
+        return None
+    return _finding(
+        resumption,
+        "resumed-draws",
+        f"the random numbers of step {step} (dropout, noise) are drawn from another state of the generators: "
+        "save and restore that of torch, NumPy and Python.",
+        step,
+    )
+
+
+def _ended(resumption: Resumption) -> str:
+    return f"a run of {counted(resumption.ended_after, 'step')}"
+
+
+def _finding(resumption: Resumption, cause: Cause, message: str, step: int) -> Finding:
+    return Finding(
+        cause=cause,
+        message=message,
+        workers=resumption.resumed.size,
+        step=step,
+        max_relative_deviation=resumption.comparison.largest_deviation,
+    )

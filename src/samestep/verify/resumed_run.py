@@ -1,0 +1,146 @@
+"""Verifies that a script which is ended and started again takes the steps of one that was not ended.
+
+There are three kinds of runs: the uninterrupted one and its control, whose gradients are disturbed by
+rounding; one that is ended after some steps as a user's run is; and, for each number of workers, one that the
+script's own way to resume continues, with the files of the one that was ended.
+"""
+
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from samestep.base.errors import UsageError
+from samestep.base.units import counted
+from samestep.launch.job import Program
+from samestep.verify.compare import Comparison, largest
+from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
+from samestep.verify.resumed_causes import Resumption, resumed_causes
+from samestep.verify.run_length import (
+    LEAST_STEPS,
+    TOTAL_S,
+    EndedAfter,
+    FixedLength,
+    RunLength,
+    UntilEvaluatedAfter,
+    WithinTime,
+)
+from samestep.verify.run_record import RunRecord
+from samestep.verify.script_findings import INCONCLUSIVE, baseline_findings, not_compared, not_reached
+from samestep.verify.script_runs import Script, ScriptRuns, length_after, require_end, require_steps
+from samestep.verify.verdict import Finding, NotCompared, Report, Row
+
+EndedBy: TypeAlias = Literal["stop", "term", "kill"]
+SIGNALS: Mapping[EndedBy, int] = {"stop": 0, "term": signal.SIGTERM, "kill": signal.SIGKILL}
+"""How a run is ended: by the step clock, without Python's cleanup, or by a signal."""
+_MORE_STEPS = 50
+"""Steps that a script may take after SIGTERM, to save a checkpoint where it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedVerification:
+    """A verification of a script's own way to resume."""
+
+    script: Script
+    runs: ScriptRuns
+    # numbers of workers: the first is that of the runs before the end, and each is that of a resumed one
+    workers: Sequence[int]
+    steps: int  # steps after which the run is ended, of all optimizers together
+    arguments: Sequence[str]  # further arguments of the script when it is resumed
+    ended_by: EndedBy
+
+    def run(self) -> Report:
+        """Execute all runs and compare them.
+
+        Raises:
+            UsageError: the script fails before it is ended, or makes too few steps.
+        """
+        size = self.workers[0]
+        where = f"on {counted(size, 'worker')}"
+        length: RunLength = WithinTime(UntilEvaluatedAfter(self.steps), TOTAL_S / 4)
+        usual = self.runs.run(self.script, size, "uninterrupted", length=length)
+        require_steps(usual, self.script, where)
+        if usual.steps <= self.steps:
+            raise UsageError(
+                f"--resume-at is {self.steps}, and the script makes {counted(usual.steps, 'step')} in its "
+                "runs here; give fewer."
+            )
+        length = length_after(usual)
+        control = self.runs.run(self.script, size, "gradients disturbed", length=length, disturb=True)
+        require_end(control, self.script, f"{where} when its gradients change by as little as rounding")
+        findings = baseline_findings(usual, control)
+        if any(finding.cause in INCONCLUSIVE for finding in findings):
+            return Report(rows=[], findings=findings, steps=usual.steps, reference="uninterrupted")
+        ended = self._ended(size)
+        rows = [self._row(number, usual, control, ended) for number in self.workers]
+        missing = {**not_reached(usual)}
+        for _, more in rows:
+            missing |= more
+        return Report(
+            rows=[row for row, _ in rows],
+            findings=findings,
+            steps=usual.steps,
+            not_compared=missing,
+            reference="uninterrupted",
+        )
+
+    @property
+    def _files(self) -> str:
+        return "files-of-the-ended-run"
+
+    def _ended(self, size: int) -> RunRecord:
+        """Run the script and end it.
+
+        Raises:
+            UsageError: it failed before.
+        """
+        ended = self.runs.run(
+            self.script,
+            size,
+            f"ended after step {self.steps - 1}",
+            length=EndedAfter(self.steps, _MORE_STEPS),
+            ended_by=SIGNALS[self.ended_by],
+            files=self.runs.scratch / self._files,
+        )
+        if ended.steps < self.steps:
+            require_end(ended, self.script, "before it is ended")
+            raise UsageError(
+                f"{self.script.program.target} ends after {ended.steps} steps when it runs again."
+            )
+        return ended
+
+    def _row(
+        self, size: int, usual: RunRecord, control: RunRecord, ended: RunRecord
+    ) -> tuple[Row, dict[NotCompared, str]]:
+        """Return the comparison of a resumed run, and what was not compared."""
+        files = self.runs.scratch / f"{self._files}-{size}"
+        shutil.copytree(self.runs.scratch / self._files, files, symlinks=True)
+        program = self.script.program
+        again = replace(self.script, program=_with_arguments(program, self.arguments))
+        resumed = self.runs.run(
+            again, size, "resumed", length=FixedLength(usual.steps + LEAST_STEPS), files=files
+        )
+        missing: dict[NotCompared, str] = {}
+        try:
+            usual, resumed, control = align_parameters(usual, resumed, control)
+        except UnmatchedParametersError:
+            usual, resumed, control = map(drop_parameters, (usual, resumed, control))
+            missing["parameters"] = "parameter or gradient (those of the runs cannot be matched)"
+        resumption = Resumption(
+            replace(usual, origin="uninterrupted"), resumed, control, ended_after=ended.steps
+        )
+        comparison: Comparison = resumption.comparison
+        findings: list[Finding] = resumed_causes(resumption)
+        row = Row(
+            workers=size,
+            steps=comparison.steps,
+            deviations=largest(comparison.deviations),
+            is_rounding=comparison.first is None,
+            findings=findings,
+        )
+        return row, {**missing, **not_compared(comparison)}
+
+
+def _with_arguments(program: Program, arguments: Sequence[str]) -> Program:
+    return replace(program, args=(*program.args, *arguments))
