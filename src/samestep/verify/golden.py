@@ -287,7 +287,7 @@ def _fold(numbers: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=16)
 def _signs(count: int) -> Vector:
-    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8)
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8, device="cpu")
     return drawn.double().mul_(2).sub_(1).numpy()
 
 
