@@ -222,7 +222,9 @@ def _continues_after(resumption: Resumption, missing: int) -> bool:
     later = resumption.begins_at + missing
     passes = {resumption.usual.at(step).passes for step in range(resumption.begins_at, later)}
     is_epoch = resumption.begins_at == resumption.epoch.start or len(passes) > 1
-    return is_epoch and same_samples(resumption.resumed.samples(0), resumption.usual.samples(later))
+    if not is_epoch or later <= resumption.ended_after:  # the run that was ended has made these steps
+        return False
+    return same_samples(resumption.resumed.samples(0), resumption.usual.samples(later))
 
 
 def _samples(resumption: Resumption) -> Finding | None:
@@ -241,6 +243,13 @@ def _samples(resumption: Resumption) -> Finding | None:
             "resumed-other-order",
             f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
             "run: the generator of the order has another state.",
+            step,
+        )
+    if (later := _later_step(resumption, differing)) is not None:
+        return _finding(
+            resumption,
+            "resumed-skips",
+            f"the resumed run has the weights of step {step}, and uses the samples of step {later}.",
             step,
         )
     before = _keys(usual, range(resumption.epoch.start, begin))
@@ -268,12 +277,26 @@ def _samples(resumption: Resumption) -> Finding | None:
         return _finding(resumption, "resumed-repeats", f"the resumed run uses {parts[0]}.", step)
     if skipped and not repeated:
         return _finding(resumption, "resumed-skips", f"the resumed run uses {parts[1]} in this epoch.", step)
-    what = f" and uses {' and '.join(parts)}" if repeated else ""
+    use = f" and uses {' and '.join(parts)}" if repeated else ""
     return _finding(
         resumption,
         "resumed-other-order",
-        f"the resumed run uses the samples of the epoch in another order{what}.",
+        f"the resumed run uses the samples of the epoch in another order{use}.",
         step,
+    )
+
+
+def _later_step(resumption: Resumption, differing: int) -> int | None:
+    """Return the later step of the uninterrupted run with the samples of this one and its next one, if any."""
+    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at + differing
+    pairs = min(2, run.steps - differing)
+    return next(
+        (
+            step
+            for step in range(begin + 1, usual.steps - 1)
+            if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in range(pairs))
+        ),
+        None,
     )
 
 

@@ -64,7 +64,7 @@ class ScriptRuns:
 
 
 def require_end(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run did not fail; `where` names it in the message.
+    """Check that a run did not fail; `where` tells which, in the message.
 
     Raises:
         UsageError: it failed.
@@ -74,7 +74,7 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
 
 
 def require_steps(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run which is to be a reference did not fail, and made steps; `where` names it.
+    """Check that a run which is to be a reference did not fail, and made steps; `where` tells which.
 
     Raises:
         UsageError: it failed, or made no step.
