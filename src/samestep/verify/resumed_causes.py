@@ -236,65 +236,62 @@ def _samples(resumption: Resumption) -> Finding | None:
     )
     if differing is None:
         return None
+    cause, message = _of_samples(resumption, differing)
+    return _finding(resumption, cause, message, begin + differing)
+
+
+def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
+    """Return the cause of other samples in a step of the resumed run, and the message about it."""
+    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
     step = begin + differing
-    if differing >= len(resumption.resumed_epoch) or step >= resumption.epoch.stop:  # of a later epoch
-        return _finding(
-            resumption,
-            "resumed-other-order",
+    if differing >= len(resumption.resumed_epoch) or step >= resumption.epoch.stop:
+        return "resumed-other-order", (
             f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
-            "run: the generator of the order has another state.",
-            step,
+            "run: the generator of the order has another state."
         )
     if (later := _later_step(resumption, differing)) is not None:
-        return _finding(
-            resumption,
-            "resumed-skips",
-            f"the resumed run has the weights of step {step}, and uses the samples of step {later}.",
-            step,
+        return "resumed-skips", (
+            f"the resumed run has the weights of step {step}, and uses the samples of step {later}."
         )
     before = _keys(usual, range(resumption.epoch.start, begin))
     rest = _keys(usual, range(begin, resumption.epoch.stop))
     made = _keys(run, resumption.resumed_epoch)
+    if not made & (before + rest):
+        return _of_no_sample(resumption, step)
     is_cut = len(resumption.resumed_epoch) == run.steps or resumption.epoch.stop == usual.steps
-    repeated, skipped = sum(((made - rest) & before).values()), 0 if is_cut else sum((rest - made).values())
-    known = sum((made & (before + rest)).values())
-    if not known:
-        is_drawn = run.facts.augmented or usual.facts.augmented
-        cause: Cause = "resumed-draws" if is_drawn else "resumed-other-order"
-        why = (
-            "its data set draws random numbers, and their generator has another state"
-            if is_drawn
-            else "none of them is of this epoch"
-        )
-        return _finding(
-            resumption, cause, f"step {step} uses other samples than in the uninterrupted run: {why}.", step
-        )
-    parts = [
-        f"{counted(repeated, 'sample')} of the epoch a second time",
-        f"{counted(skipped, 'sample')} never",
-    ]
+    repeated, skipped = ((made - rest) & before).total(), 0 if is_cut else (rest - made).total()
+    again, never = f"{counted(repeated, 'sample')} of the epoch a second time", f"{skipped} never"
     if repeated and not skipped:
-        return _finding(resumption, "resumed-repeats", f"the resumed run uses {parts[0]}.", step)
+        return "resumed-repeats", f"the resumed run uses {again}."
     if skipped and not repeated:
-        return _finding(resumption, "resumed-skips", f"the resumed run uses {parts[1]} in this epoch.", step)
-    use = f" and uses {' and '.join(parts)}" if repeated else ""
-    return _finding(
-        resumption,
-        "resumed-other-order",
-        f"the resumed run uses the samples of the epoch in another order{use}.",
-        step,
-    )
+        return "resumed-skips", f"the resumed run never uses {counted(skipped, 'sample')} of this epoch."
+    use = f", {again} and {never}" if repeated else ""
+    return "resumed-other-order", f"the resumed run uses the samples of the epoch in another order{use}."
+
+
+def _of_no_sample(resumption: Resumption, step: int) -> tuple[Cause, str]:
+    """Return the cause of samples of which none belongs to the epoch, and the message about it."""
+    is_drawn = resumption.resumed.facts.augmented or resumption.usual.facts.augmented
+    uses = f"step {step} uses other samples than in the uninterrupted run"
+    if is_drawn:
+        return "resumed-draws", (
+            f"{uses}: its data set draws random numbers, and their generator has another state."
+        )
+    return "resumed-other-order", f"{uses}: none of them is of this epoch."
 
 
 def _later_step(resumption: Resumption, differing: int) -> int | None:
-    """Return the later step of the uninterrupted run with the samples of this one and its next one, if any."""
+    """Return the step of the uninterrupted run that has the samples of an earlier one here, and of its next.
+
+    None if there is no such step.
+    """
     usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at + differing
-    pairs = min(2, run.steps - differing)
+    pairs = range(min(2, run.steps - differing))
     return next(
         (
             step
             for step in range(begin + 1, usual.steps - 1)
-            if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in range(pairs))
+            if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
         ),
         None,
     )
