@@ -10,9 +10,8 @@ SHORT = (
     "from_first_batch.py",
     "moments_lost.py",
     "ddp_position_ahead.py",
-    "patience_lost.py",
 )
-"""Scripts that `make test` verifies: a right one, faults of samples, of state and of the end, and one of DDP."""
+"""Scripts that `make test` verifies: a right one, faults of samples and of state, and one of DDP."""
 
 
 def named(script):
