@@ -137,6 +137,7 @@ class WithinTime:
 
     length: RunLength
     limit_s: float  # the time limit in seconds, from the first step on
+    least: int = LEAST_STEPS_OF_SLOW_SCRIPTS  # steps that are made whatever time they take
     clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     _first_s: float | None = field(init=False, default=None)
 
@@ -144,7 +145,7 @@ class WithinTime:
         """See `RunLength`."""
         now = self.clock()
         self._first_s = now if self._first_s is None else self._first_s
-        is_late = step.index + 1 >= LEAST_STEPS_OF_SLOW_SCRIPTS and now - self._first_s >= self.limit_s
+        is_late = step.index + 1 >= self.least and now - self._first_s >= self.limit_s
         return self.length.is_reached(step, optimizers=optimizers) or is_late
 
     def total(self, optimizers: int) -> int | None:
