@@ -75,24 +75,6 @@ WORK_WAIT = Hook(
     "torch.distributed.distributed_c10d:Work", "wait", _COMMUNICATION, "a rank waits for a collective"
 )
 FUTURE_WAIT = Hook("torch.futures:Future", "wait", _COMMUNICATION, "a rank waits for a collective")
-SHARED_MEMORY = _each(
-    "samestep.ranks.collectives.shared_memory:SharedMemory",
-    "agree all_gather all_reduce average barrier broadcast fold",
-    _COMMUNICATION,
-    "a collective in shared memory",
-)
-DIRECT_CONNECTIONS = _each(
-    "samestep.ranks.collectives.direct:DirectCollectives",
-    "all_gather all_reduce barrier",
-    _COMMUNICATION,
-    "a collective by direct connections",
-)
-SYNCHRONIZER_FINISH = Hook(
-    "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
-    "finish",
-    _COMMUNICATION,
-    "gradients are averaged",
-)
 
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"

@@ -28,7 +28,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -270,12 +270,12 @@ class SharedMemory:
                 views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
-    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> Progress:
+    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> AbstractContextManager[None]:
         """Write this rank's call signature; return the context in which to run the call."""
-        self._progress.enter(name)
+        running = self._progress.enter(name)
         self._signature = signature(self._rank, call or name, tensor)
         self._memory[self._signatures[self._signature_half][self._rank]] = self._signature
-        return self._progress
+        return running
 
     def _compare(self) -> None:
         """Compare the ranks' call signatures, and swap the signature halves."""
