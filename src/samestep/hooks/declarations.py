@@ -47,6 +47,7 @@ NEW_PASS = Hook("torch.utils.data:DataLoader", "__iter__", _CLOCK, "which loader
 MOVED = Hook("torch:Tensor", "to", _CLOCK, "a batch is copied to the accelerator")
 MOVED_TO_CUDA = Hook("torch:Tensor", "cuda", _CLOCK, "a batch is copied to the accelerator", optional=True)
 COMPILE = Hook("torch", "compile", _CLOCK, "the methods of the clock are excluded from compilation")
+WRITTEN_ERROR = Hook("sys:stderr", "write", _CLOCK, "its last line explains a bare exit code", optional=True)
 
 _COMMUNICATION = "step clock: communication"
 COLLECTIVES = _each(
