@@ -34,7 +34,7 @@ from samestep.verify.tensor_summary import is_own
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that round or approximate gradients
 _COMPRESSING_NAMES = ("fp16_compress", "bf16_compress")
-_ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless
+_ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless: a guess
 aten = torch.ops.aten
 
 
