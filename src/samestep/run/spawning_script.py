@@ -57,7 +57,7 @@ from samestep.ranks.hang.script_position import is_script
 from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 from samestep.run.decision import TRAINS_ALONE
 
-_DEPTH = 4  # depth of nested arguments in which tensors are searched
+_DEPTH = 4  # depth of nested arguments in which tensors are searched: a guess
 _INSTALLED = ("site-packages", "dist-packages")
 _STATES: dict[Hook, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     declarations.RANDOM_SEED: (random.getstate, random.setstate),

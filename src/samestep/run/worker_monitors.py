@@ -49,7 +49,7 @@ Report = Callable[[Ending], None]
 CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
 _PATIENCE_S = 10.0
-"""Seconds that a worker which has recorded its steps waits for the others."""
+"""Seconds that a worker which has recorded its steps waits for the others: a guess."""
 _KEPT = 1000  # characters of stderr that are kept, to find its last line: a guess, longer than most
 
 
