@@ -50,6 +50,7 @@ CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
 _PATIENCE_S = 10.0
 """Seconds that a worker which has recorded its steps waits for the others: a guess."""
+_POLL_S = 0.05  # longest pause between two looks at them
 _KEPT = 1000  # characters of stderr that are kept, to find its last line: a guess, longer than most
 
 
@@ -305,7 +306,7 @@ def _leave_together(
     file: ClockFile, clocking: ClockOptions, place: Place, recording: Sequence[Path]
 ) -> NoReturn:
     """End this process, whatever exceptions the script catches, once all have recorded their steps."""
-    holds_within(lambda: all(map(has_ended, recording)), _PATIENCE_S, most_s=0.05)
+    holds_within(lambda: all(map(has_ended, recording)), _PATIENCE_S, most_s=_POLL_S)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
         log(clocking.stopped_message())

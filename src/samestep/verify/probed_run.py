@@ -48,6 +48,7 @@ SEED = 4
 """Seed of the global generators, equal in all runs, for scripts that do not seed them: arbitrary."""
 STOP_TIMEOUT_S = 10.0
 """Time that a worker waits after its last step for the other workers to finish theirs: a guess."""
+_POLL_S = 0.05  # longest pause between two looks at them
 _KEPT: list[Probe] = []
 """Probes, and with them the models, kept until the process ends: freeing the last DistributedDataParallel of
 a destroyed group can deadlock between Gloo's threads and Python's lock."""
@@ -279,7 +280,7 @@ class TracedRun:
         """End this process without Python's cleanup once all ranks have made their steps."""
         (self._folder_of(rank) / "stopped").touch()
         marks = [self._folder_of(k) / "stopped" for k in range(self._recording)]
-        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=0.05)
+        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=_POLL_S)
         os._exit(0)
 
 

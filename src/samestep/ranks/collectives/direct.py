@@ -44,7 +44,8 @@ from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import RelayedWorld, Work, World
 
 SMALL = 1 << 16
-"""Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
+"""Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them: a guess at
+where the time of a second message is that of the bytes."""
 _NOTHING = torch.empty(0, device="cpu")
 
 
@@ -142,7 +143,7 @@ MOST = 1 << 20
 MOST_LATER = 1 << 18
 """Largest tensor in bytes of an all-reduce to wait for later: Gloo sends a larger one meanwhile."""
 RANKS = 16
-"""Most ranks with direct connections: each rank has one to each other."""
+"""Most ranks with direct connections: each rank has one to each other. A guess."""
 
 
 def low_latency(world: World) -> World:

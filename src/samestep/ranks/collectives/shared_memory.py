@@ -59,9 +59,10 @@ from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, Wor
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
-"""Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
+"""Bytes, of all ranks' tensors together, up to which each rank reduces all of it, for one handover instead of
+two."""
 _NOTHING = torch.empty(0, device="cpu")
-_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more
+_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more: a guess
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
 

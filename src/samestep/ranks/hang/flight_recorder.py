@@ -63,7 +63,7 @@ def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
     return PROGRESS.setdefault(group, Progress(members))
 
 
-_RECENT = 8  # number of collectives that are compared between ranks
+_RECENT = 8  # number of collectives that are compared between ranks: a guess, as ranks drift apart by few
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 """torch's names of data types, by the recorder's."""
 _UNEQUAL = ("gather", "scatter", "all_to_all")
