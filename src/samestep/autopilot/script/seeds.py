@@ -15,7 +15,7 @@ from samestep.hooks.registry import attached_all, instead, wrapping
 
 SEED_BITS = 63
 """Bits of a seed, which torch stores in a signed integer of 64 bits."""
-_SEEDS_OF_NUMPY = 2**32
+SEEDS_OF_NUMPY = 2**32
 """Number of seeds that NumPy's global generator accepts."""
 
 
@@ -48,7 +48,7 @@ def fixed_seeds(seed: int) -> Iterator[None]:
         original(draw() if a is None else a, version)
 
     def of_numpy(original: Any, seed: Any = None) -> None:
-        original(draw() % _SEEDS_OF_NUMPY if seed is None else seed)
+        original(draw() % SEEDS_OF_NUMPY if seed is None else seed)
 
     def numpys(original: Any, seed: Any = None) -> Any:
         return original(draw() if seed is None else seed)
@@ -85,4 +85,4 @@ def seed_all(draw: Callable[[], int]) -> None:
     """Seed the global generators of torch, Python and NumPy, each with a seed from `draw`."""
     torch.manual_seed(draw())
     random.seed(draw())
-    np.random.seed(draw() % _SEEDS_OF_NUMPY)
+    np.random.seed(draw() % SEEDS_OF_NUMPY)

@@ -176,7 +176,7 @@ _ON_A_TERMINAL = (
     " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
     "use salloc, or srun --ntasks=1 --pty."
 )
-_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret
+_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret: a guess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
