@@ -1,8 +1,8 @@
 """Lets code of an upper folder observe what a class of a lower one does, without replacing its methods."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -34,14 +34,27 @@ class Observers(Generic[T]):
         finally:
             self._observers = tuple(known for known in self._observers if known is not observer)
 
-    def around(self, subject: T, inner: AbstractContextManager[None]) -> AbstractContextManager[None]:
+    def around(self, subject: T, inner: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """Return `inner` within the contexts of all observers; `inner` itself without any observer."""
-        return self._entered(subject, inner) if self._observers else inner
+        for observer in reversed(self._observers):
+            inner = _Nested(observer(subject), inner)
+        return inner
 
-    @contextmanager
-    def _entered(self, subject: T, inner: AbstractContextManager[None]) -> Iterator[None]:
-        with ExitStack() as stack:
-            for observer in self._observers:
-                stack.enter_context(observer(subject))
-            with inner:
-                yield
+
+class _Nested:
+    """A context in another one; cheaper than an `ExitStack`, as some collectives take only microseconds."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._inner.__exit__(*error)
+        finally:
+            self._outer.__exit__(*error)

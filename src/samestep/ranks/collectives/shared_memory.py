@@ -271,12 +271,11 @@ class SharedMemory:
                 views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
-    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> AbstractContextManager[None]:
+    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> AbstractContextManager[object]:
         """Write this rank's call signature; return the context in which to run the call."""
-        running = self._progress.enter(name)
         self._signature = signature(self._rank, call or name, tensor)
         self._memory[self._signatures[self._signature_half][self._rank]] = self._signature
-        return running
+        return self._progress.enter(name)
 
     def _compare(self) -> None:
         """Compare the ranks' call signatures, and swap the signature halves."""

@@ -35,7 +35,7 @@ class Progress:
     ended: int = 0  # collectives that this process has left; they end in the order in which they begin
     op: str = ""  # name of the last one
 
-    def enter(self, op: str) -> AbstractContextManager[None]:
+    def enter(self, op: str) -> AbstractContextManager[object]:
         """Record that a collective begins; return the context in which the caller runs it."""
         self.op = op
         self.entered += 1
