@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from samestep.verify.run_record import RunRecord, relative
+from samestep.verify.run_record import EQUAL, RunRecord, relative
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import OptimizerParameter, Step, Trace
 
@@ -22,7 +22,6 @@ Places: TypeAlias = Sequence[Mapping[int, int]]
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
 _VECTORS = ("gradient", "before", "after")
-_EQUAL = 1e-6  # relative tolerance for sketches of one parameter
 
 
 class UnmatchedParametersError(Exception):
@@ -84,7 +83,7 @@ def _has_same_order(reference: RunRecord, run: RunRecord) -> bool:
     if any(parameters != nameless[0] for parameters in nameless):
         return False
     first, here = (_first(trace, 0) for trace in (reference.traces[0], run.traces[0]))
-    return first is None or here is None or relative(here, first) <= _EQUAL
+    return first is None or here is None or relative(here, first) <= EQUAL
 
 
 def _first(trace: Trace, optimizer: int) -> Sketches | None:
@@ -141,7 +140,7 @@ def _as_stage(
         if (
             shapes[part] == held_shapes
             and not any(known[part])
-            and all(relative(a, b) <= _EQUAL for a, b in zip(here, first[part], strict=True))
+            and all(relative(a, b) <= EQUAL for a, b in zip(here, first[part], strict=True))
         ):
             return {start + place: place for place in range(len(held))}
     return {}
@@ -182,7 +181,7 @@ def _by_content(
         if index in known:
             continue
         for place in free:
-            if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= _EQUAL:
+            if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= EQUAL:
                 pairs[index] = place
                 free.remove(place)
                 break

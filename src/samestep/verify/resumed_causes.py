@@ -14,13 +14,12 @@ import numpy as np
 
 from samestep.base.units import counted
 from samestep.verify.causes import causes
-from samestep.verify.compare import Comparison, rounding_of
+from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
 from samestep.verify.printed_lines import last_lines
 from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.tensor_summary import KEY_DECIMALS
 from samestep.verify.verdict import Cause, Finding
 
-_DIGITS = 9
-"""Decimals of a sample's key, which is a sum in double precision."""
 _OF_VALUES = ("gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters")
 
 
@@ -249,6 +248,12 @@ def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
             f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
             "run: the generator of the order has another state."
         )
+    backwards, usual_backwards = run.at(differing).backwards, usual.at(step).backwards
+    if backwards > usual_backwards and not _keys(usual, [step]) - _keys(run, [differing]):
+        return "resumed-optimizer", (
+            f"step {step} follows {counted(backwards, 'backward')}, in the uninterrupted run "
+            f"{usual_backwards}: steps are skipped, as by a GradScaler whose scale is not restored."
+        )
     if (later := _later_step(resumption, differing)) is not None:
         return "resumed-skips", (
             f"the resumed run has the weights of step {step}, and uses the samples of step {later}."
@@ -298,7 +303,7 @@ def _later_step(resumption: Resumption, differing: int) -> int | None:
 
 
 def _keys(run: RunRecord, steps: Iterable[int]) -> Counter[float]:
-    return Counter(round(key, _DIGITS) for step in steps for key in run.samples(step).tolist())
+    return Counter(round(key, KEY_DECIMALS) for step in steps for key in run.samples(step).tolist())
 
 
 def _rate(resumption: Resumption) -> Finding | None:
@@ -308,7 +313,9 @@ def _rate(resumption: Resumption) -> Finding | None:
         return None
     here, step = resumption.resumed.at(first.step).learning_rates, resumption.begins_at + first.step
     usual = [resumption.usual.at(index).learning_rates for index in range(resumption.usual.steps)]
-    of_step = next((index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=1e-9)), None)
+    of_step = next(
+        (index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=SAME_RATE)), None
+    )
     where = "" if of_step is None else f", which is that of step {of_step}"
     return _finding(
         resumption,

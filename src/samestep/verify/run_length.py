@@ -10,10 +10,14 @@ from typing import Protocol
 
 from samestep.base.console import is_quiet
 from samestep.base.units import seconds_text
+from samestep.verify.tensor_summary import rounded_keys
 from samestep.verify.trace import Step
 
 TOTAL_S = 120.0
-"""Time in seconds that all runs of a verification take together, if the user gives no number of steps."""
+"""Time in seconds that all runs of a verification take together, if the user gives no number of steps.
+
+It is a guess at how long a user waits, as the numbers of steps below are at how many are enough.
+"""
 LEAST_STEPS = 20
 """Steps of a run that has reached an evaluation and a second epoch earlier."""
 LEAST_STEPS_UNEVALUATED = 200
@@ -83,7 +87,7 @@ class UntilEvaluated:
     def _note(self, step: Step) -> None:
         self._has_evaluated |= bool(step.evaluated)
         if self._epoch is None:
-            keys = {round(key, 9) for key in step.samples}
+            keys = rounded_keys(step.samples)
             if step.passes or keys & self._known:  # samples with noise do not repeat
                 self._epoch = step.index
             self._known |= keys
@@ -153,7 +157,7 @@ class WithinTime:
         return self.length.total(optimizers)
 
 
-_PAUSE_S = 0.2  # least time in seconds between two changes of the line
+_PAUSE_S = 0.2  # least time in seconds between two changes of the line: a guess
 
 
 @dataclass(slots=True)

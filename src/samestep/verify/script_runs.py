@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.base.units import counted
+from samestep.base.units import counted, one_line
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch
 from samestep.verify.probed_run import Kind, TracedRun
@@ -91,7 +91,7 @@ def _failure(run: RunRecord) -> str:
     """Return how a run failed."""
     facts, failure = run.facts, run.failure
     if facts.ended != "killed":
-        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
+        return f"{facts.ended}: {one_line(facts.message)}".removesuffix(".")
     if failure is None:
         return "its process exited without Python's cleanup (os._exit?) and reported no error"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"
