@@ -20,8 +20,6 @@ from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.tensor_summary import KEY_DECIMALS
 from samestep.verify.verdict import Cause, Finding
 
-_OF_VALUES = ("gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters")
-
 
 @dataclass(frozen=True)
 class Resumption:
@@ -241,23 +239,11 @@ def _samples(resumption: Resumption) -> Finding | None:
 
 def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
     """Return the cause of other samples in a step of the resumed run, and the message about it."""
+    for test in (_in_later_epoch, _after_skipped_steps, _ahead):
+        if (cause := test(resumption, differing)) is not None:
+            return cause
     usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
     step = begin + differing
-    if differing >= len(resumption.resumed_epoch) or step >= resumption.epoch.stop:
-        return "resumed-other-order", (
-            f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
-            "run: the generator of the order has another state."
-        )
-    backwards, usual_backwards = run.at(differing).backwards, usual.at(step).backwards
-    if backwards > usual_backwards and not _keys(usual, [step]) - _keys(run, [differing]):
-        return "resumed-optimizer", (
-            f"step {step} follows {counted(backwards, 'backward')}, in the uninterrupted run "
-            f"{usual_backwards}: steps are skipped, as by a GradScaler whose scale is not restored."
-        )
-    if (later := _later_step(resumption, differing)) is not None:
-        return "resumed-skips", (
-            f"the resumed run has the weights of step {step}, and uses the samples of step {later}."
-        )
     before = _keys(usual, range(resumption.epoch.start, begin))
     rest = _keys(usual, range(begin, resumption.epoch.stop))
     made = _keys(run, resumption.resumed_epoch)
@@ -285,20 +271,43 @@ def _of_no_sample(resumption: Resumption, step: int) -> tuple[Cause, str]:
     return "resumed-other-order", f"{uses}: none of them is of this epoch."
 
 
-def _later_step(resumption: Resumption, differing: int) -> int | None:
-    """Return the step of the uninterrupted run that has the samples of an earlier one here, and of its next.
+def _in_later_epoch(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that the order differs in an epoch after the one that was resumed."""
+    step = resumption.begins_at + differing
+    if differing < len(resumption.resumed_epoch) and step < resumption.epoch.stop:
+        return None
+    return "resumed-other-order", (
+        f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted run: "
+        "the generator of the order has another state."
+    )
 
-    None if there is no such step.
-    """
+
+def _after_skipped_steps(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that a step of the optimizer comes after more backwards, whose samples it has, too."""
+    step = resumption.begins_at + differing
+    backwards, usual = resumption.resumed.at(differing).backwards, resumption.usual.at(step).backwards
+    missing = _keys(resumption.usual, [step]) - _keys(resumption.resumed, [differing])
+    if backwards <= usual or missing:
+        return None
+    return "resumed-optimizer", (
+        f"step {step} follows {counted(backwards, 'backward')}, in the uninterrupted run {usual}: steps are "
+        "skipped, as by a GradScaler whose scale is not restored."
+    )
+
+
+def _ahead(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that two steps in succession have the samples of later ones."""
     usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at + differing
     pairs = range(min(2, run.steps - differing))
-    return next(
-        (
-            step
-            for step in range(begin + 1, usual.steps - 1)
-            if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
-        ),
-        None,
+    later = (
+        step
+        for step in range(begin + 1, usual.steps - 1)
+        if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
+    )
+    if (step := next(later, None)) is None:
+        return None
+    return "resumed-skips", (
+        f"the resumed run has the weights of step {begin}, and uses the samples of step {step}."
     )
 
 
