@@ -185,3 +185,10 @@ def test_a_mistake_is_noted(noted, script, codes):
 )
 def test_a_right_script_has_no_note(noted, script):
     assert noted(script) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "line"), [(kept, "training.model.eval()"), (left, "(model or self.model)(x)")]
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    assert line in named_line(script)

@@ -272,12 +272,23 @@ def test_a_right_script_has_no_note(noted, script):
     assert noted(script) == []
 
 
-def test_a_note_names_the_line_that_makes_the_optimizer_and_the_parameters():
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        *((script, "torch.optim.SGD(") for script in (unused, listed, copied, unchanged)),
+        (detached, ".backward()"),
+    ],
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    """It is the line that makes the optimizer, or the backward of a loss without a graph."""
+    assert line in named_line(script)
+
+
+def test_a_note_names_the_parameters():
     checks = Checks([GradientCoverage])
     with checks.attached():
         unused()
     (note,) = checks.notes()
-    assert note.place == (__file__, sgd.__code__.co_firstlineno + 1)
     assert "head.weight" in note.message
     assert "head.bias" in note.message
 

@@ -392,3 +392,17 @@ def test_a_schedule_that_steps_first_is_noted(noted, script):
 )
 def test_a_right_schedule_has_no_note(noted, script):
     assert noted(script) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (never_but_clipped, "optimizer.step()"),
+        (between_zeros, "optimizer.step()"),
+        (lambda: train(steps=24, factor=lambda _: float("inf")), "scaler.step(optimizer)"),
+        (lambda: train(clip=lambda _: 1.0, unscales=False), "clip_grad_norm_("),
+        (each_epoch, "schedule.step()"),
+    ],
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    assert line in named_line(script)
