@@ -13,7 +13,8 @@ D = torch.float64
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(4, 8, dtype=D), nn.Linear(8, 3, dtype=D)
+        self.body = parametrizations.weight_norm(nn.Linear(4, 8, dtype=D))
+        self.head = nn.Linear(8, 3, dtype=D)
 
     def forward(self, x, y):
         return self.head(torch.tanh(self.body(x)))

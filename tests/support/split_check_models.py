@@ -57,6 +57,18 @@ class Divided(Masked):
         return (each * counts).sum() / counts.sum()
 
 
+class Selected(Net):
+    def forward(self, x, y):
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none", ignore_index=-100)
+        return each[y >= 0].mean()
+
+
+class SumOfSmoothed(Net):
+    def forward(self, x, y):
+        scores = self.head(self.features(x))
+        return F.cross_entropy(scores, y, label_smoothing=0.1, reduction="sum", ignore_index=-100) / len(x)
+
+
 class Penalized(Net):
     def forward(self, x, y):
         return super().forward(x, y) + 0.1 * self.body.weight.square().sum()

@@ -3,6 +3,8 @@
 import pytest
 
 from support import branching_models as models
+from support.script_runner import ALL_SPLIT
+from support.split_check_models import parts_on_workers
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,13 @@ def test_a_dependence_that_only_later_batches_show_keeps_a_model_unsplit(run, ma
     found, split, unsplit, _ = run(2, models.trained, make)
     assert found == pytest.approx(serial, rel=0, abs=1e-12)
     assert (split, unsplit) == (0, 5)
+
+
+def test_a_parametrized_part_of_an_unsplit_model_is_split(processes):
+    serial, work = models.trained(models.NotesInBackward), (models.trained, models.NotesInBackward)
+    ((found, split, _),) = processes.run(parts_on_workers, 1, 2, ALL_SPLIT, *work)
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert split > 5
 
 
 def test_a_branch_that_does_not_compare_samples_is_split(run):

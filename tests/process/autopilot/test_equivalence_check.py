@@ -7,7 +7,8 @@ from samestep.base.errors import DeviceFailed
 from support import split_check_models as models
 from support.script_runner import ALL_SPLIT
 
-SPLIT = [models.ZeroHead, models.Masked, models.Divided, models.Penalized, models.Accuracy]
+# Masks and divisors are among the cases of `test_host_reads`.
+SPLIT = [models.ZeroHead, models.Selected, models.SumOfSmoothed, models.Penalized, models.Accuracy]
 UNSPLIT = [
     models.Gated,
     models.Hardest,

@@ -34,6 +34,7 @@ class Net(nn.Module):
         self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.1)
         self.config, self.names = Config(), SimpleNamespace(mode="a")
         self.sizes, self.stats, self.recent = [4, 8], {"seen": 0}, deque(maxlen=3)
+        self.options, self.flags = {"norm": {"center": False}}, {"linear"}
         self.counts, self.plain = np.zeros(2), torch.zeros(2)
         self.box = [0]
         self.hidden = make(self.box[0])
@@ -58,6 +59,8 @@ CHANGES = {
     "namespace": lambda net: setattr(net.names, "mode", "b"),
     "short list": lambda net: net.sizes.__setitem__(1, 16),
     "dict": lambda net: net.stats.__setitem__("seen", 5),
+    "nested dict": lambda net: net.options["norm"].__setitem__("center", True),
+    "set": lambda net: net.flags.add("center"),
     "dropout": lambda net: setattr(net.drop, "p", 0.5),
     "mode of a submodule": lambda net: net.drop.eval(),
     "frozen parameter": lambda net: net.fc.weight.requires_grad_(False),
