@@ -318,40 +318,6 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
     assert "up to 2" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["absent.py"], "absent.py does not exist"),
-        (["torchrun", "--nproc-per-node", "2", "train.py"], "torchrun"),
-        (["accelerate", "launch", "train.py"], "accelerate"),
-        (["--no-python", "/opt/venv/bin/torchrun", "train.py"], "torchrun"),
-        (["-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
-        (["-n", "0", "PROG"], "-n 0"),
-        (["-n", "two", "PROG"], "-n"),
-        (["-n", "2", "-m", "no.such.module"], "no.such.module"),
-        (["--no-python", "no-such-command"], "no-such-command"),
-        (["--log-dir", "/proc/none", "PROG"], "/proc/none"),
-        (["-r", "1", "PROG"], "--log-dir"),
-        (["--tee", "9", "PROG"], "--tee"),
-        (["--nproc-per-node", "gpus", "PROG"], "gpus"),
-        (["--nnodes", "1:4", "PROG"], "--nnodes 1:4"),
-        (["--nnodes", "2", "PROG"], "--master-addr"),
-        (["--mode", "other", "PROG"], "--mode"),
-        (["--no-such-flag", "PROG"], "--no-such-flag"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(script, capsys, arguments, words):
-    from samestep.cli.main import run_command
-
-    prog = script("import torch.distributed as dist\ndist.init_process_group()")
-    code = run_command(["run", *(str(prog) if word == "PROG" else word for word in arguments)])
-
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert words in err
-
-
 def test_a_script_that_spawns_is_not_started_by_each_task_of_a_launcher(script, capsys, monkeypatch):
     from samestep.cli.main import run_command
 
