@@ -74,17 +74,6 @@ SCRIPTS = [
     Script("sliced_tensors.py", ("net.pt",), timing_patterns=(r"^\d+\.\d+ seconds$",)),
     Script("iterable_data.py", arguments=("5",)),
     Script("resume.py", ("checkpoint.pt", "log.csv"), runs=2),
-    Script("config_file.py", ("cfg.json", "runs.csv"), runs=2),
-    Script(
-        "checkpoint_rotation.py",
-        (
-            "best.pt",
-            *(f"checkpoints/{name}.pt" for name in ("oldest", "step09", "step10", "step11")),
-            "last",
-            "second.pt",
-        ),
-        runs=2,
-    ),
     Script(
         "folder_of_samples.py",
         (
@@ -96,7 +85,6 @@ SCRIPTS = [
         ),
         runs=2,
     ),
-    Script("archive_and_database.py", ("log.db", "log.raw", "log.tar", "scripted.jit"), runs=2),
     Script("per_batch_scheduler.py", ("history.pt",)),
     Script(
         "plateau_scheduler.py",
@@ -143,7 +131,6 @@ SCRIPTS = [
     Script("other_calls.py"),
     Script("state_in_containers.py", ("states.npz",)),
     Script("switched_by_values.py"),
-    Script("state_in_globals.py"),
     Script("prints_in_forward.py", ("activations.txt",)),
     Script("noisy_weights.py"),
     Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
@@ -153,7 +140,6 @@ SCRIPTS = [
     Script("cached_tables.py"),
     Script("trains_in_forward.py", ("adapted.pt", "trained.pt")),
     Script("kept_in_objects.py"),
-    Script("late_schedules.py"),
     Script("pruned.py", ("pruned.pt",)),
     Script("sparse_embeddings.py", ("sparse.pt",)),
     Script("nested_reductions.py"),
