@@ -45,13 +45,6 @@ TOLERANCE = 1e-8
 """AdamW divides by gradients that may be near 0, and so makes rounding larger."""
 
 
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
 @functools.cache
 def by_hand(chosen):
     """Train by a loop of plain PyTorch; return the model and what is evaluated."""

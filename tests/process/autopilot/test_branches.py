@@ -13,34 +13,34 @@ from support.split_check_models import parts_on_workers
 )
 def test_a_dependence_that_only_later_batches_show_keeps_a_model_unsplit(run, make):
     serial = models.trained(make)
-    found, split, unsplit, _ = run(2, models.trained, make)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    results, split, unsplit, _ = run(2, models.trained, make)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
     assert (split, unsplit) == (0, 5)
 
 
 def test_a_parametrized_part_of_an_unsplit_model_is_split(processes):
     serial, work = models.trained(models.NotesInBackward), (models.trained, models.NotesInBackward)
-    ((found, split, _),) = processes.run(parts_on_workers, 1, 2, ALL_SPLIT, *work)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    ((results, split, _),) = processes.run(parts_on_workers, 1, 2, ALL_SPLIT, *work)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
     assert split > 5
 
 
 def test_a_branch_that_does_not_compare_samples_is_split(run):
     serial = models.trained(models.Routes)
-    found, split, *_ = run(2, models.trained, models.Routes)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    results, split, *_ = run(2, models.trained, models.Routes)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
     assert split == 5
 
 
 def test_a_call_with_a_branch_that_no_check_has_covered_stays_unsplit(run):
     serial = models.trained(models.Branches)
-    found, split, unsplit, lines = run(2, models.trained, models.Branches)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    results, split, unsplit, lines = run(2, models.trained, models.Branches)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
     assert (split, unsplit) == (2, 3), lines
 
 
 def test_cached_parametrized_weights_are_updated_as_in_the_serial_script(run):
     serial = models.with_cache()
-    found, split, *_ = run(2, models.with_cache)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    results, split, *_ = run(2, models.with_cache)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
     assert split == 9
