@@ -133,7 +133,6 @@ SCRIPTS = [
     Script("switched_by_values.py"),
     Script("prints_in_forward.py", ("activations.txt",)),
     Script("noisy_weights.py"),
-    Script("folder_of_files.py", tuple(f"data/{number}.npy" for number in range(24))),
     Script("rare_layers.py", ("layers.npz",)),
     Script("batch_memories.py"),
     Script("observed_wholes.py"),

@@ -121,7 +121,7 @@ def test_each_option_makes_a_difference():
 @pytest.mark.parametrize(
     ("before", "after", "precision", "tolerance"),
     [
-        *((*sizes, "fp64", 1e-10) for sizes in [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2)]),
+        *((*sizes, "fp64", 1e-10) for sizes in [(1, 1), (2, 1), (2, 3)]),
         (1, 1, "fp16", 1e-10),
         (2, 3, "fp16", 1e-2),  # other shares round otherwise
         (2, 1, "bf16", 5e-2),
