@@ -298,7 +298,7 @@ def test_unknown_parameters_are_refused_with_their_names():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [{"world_sizes": 2}, {"world_sizes": [0]}, {"world_sizes": [2.0]}, {"ops": "sum"}, {"ops": ["average"]}],
 )
 def test_invalid_sizes_and_operations_are_refused_with_their_value(arguments):
