@@ -74,7 +74,7 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
 
 
 def require_steps(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run which is to be a reference did not fail, and made steps; `where` is a part of the message.
+    """Check that a reference did not fail and has steps; `where` is a part of the message.
 
     Raises:
         UsageError: it failed, or made no step.
