@@ -9,7 +9,7 @@ from samestep.scaling.analysis.study import Study, read_study, write_study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import charts, render
 from samestep.scaling.report.tables import ALIKE, OVER, results, study_text
-from support.clocked_runs import clocked, scaled
+from support.clocked_runs import OWN, clocked, scaled
 
 SPREAD = (0.99, 1.0, 1.01)
 
@@ -114,6 +114,46 @@ def test_runs_that_differ_too_much_are_inconclusive():
     study = study_of({2: 0.5}, {2: 0.5}, spread=(0.4, 1.0, 2.5), bar=0.7)
 
     assert (study.verdict.code, study.verdict.largest_worth) == ("inconclusive", None)
+
+
+def verdict_on(process_rates, worker_rates, bar=None):
+    """Return the verdict on rates of one process with two threads, and of two workers with one."""
+
+    def own(rate):
+        return scaled(64 / rate / sum(OWN.values()))
+
+    runs = [clocked(1, own=own(rate)) for rate in (31_000, 30_000)]
+    runs += [replace(clocked(1, own=own(rate), threads=2), cores_of=2) for rate in process_rates]
+    runs += [clocked(2, own=own(rate)) for rate in worker_rates]
+    points, alone = measured(runs), measured(runs, one_process=True)
+    return conclude(Study(target="t.py", points=points, one_process=alone), bar).verdict
+
+
+@pytest.mark.parametrize("bar", [None, 0.7])
+def test_a_process_that_is_several_times_as_fast_in_all_runs_decides_in_spite_of_wide_intervals(bar):
+    verdict = verdict_on((54_000, 36_000), (5_800, 3_900), bar)
+
+    assert (verdict.code, verdict.workers, verdict.is_certain) == ("threads-as-fast", 2, True)
+    assert verdict.largest_worth == (None if bar is None else 1)
+    assert [(one.is_worth, one.is_certain) for one in verdict.worth[1:]] == [(False, True)] * (
+        bar is not None
+    )
+    assert "6.21x" in verdict.sentence  # 36,000 / 5,800
+
+
+@pytest.mark.parametrize(
+    ("process_rates", "worker_rates"),
+    [
+        ((54_000, 36_000), (40_000, 26_000)),  # the runs overlap
+        ((54_000, 36_000), (18_000, 12_000)),  # less than a factor of three between them
+        ((54_000, 36_000), (5_800, 580)),  # the workers' runs differ by more than that from each other
+    ],
+)
+@pytest.mark.parametrize("bar", [None, 0.7])
+def test_runs_that_a_repeat_can_reverse_are_inconclusive(process_rates, worker_rates, bar):
+    verdict = verdict_on(process_rates, worker_rates, bar)
+
+    assert (verdict.code, verdict.workers, verdict.is_certain) == ("inconclusive", None, False)
 
 
 def test_it_is_not_certain_if_the_workers_can_be_as_fast_as_the_process():
