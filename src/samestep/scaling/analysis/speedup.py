@@ -18,7 +18,7 @@ AS_FAST = 1.05
 """The largest speedup over one process with several workers' cores that is reported as no faster."""
 
 CLEARLY = 3.0
-"""The smallest factor between all runs of two points that decides which is faster, whatever their intervals."""
+"""The smallest factor between all runs of two points that decides which is faster, whatever the intervals."""
 
 _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
 # The phases in which a rank waits for no other.
@@ -121,10 +121,10 @@ def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> As
 def slower_by(point: Point, baseline: Point) -> float | None:
     """Return by which factor the fastest run of `point` is slower than the slowest run of `baseline`.
 
-    It is None if the runs do not decide that `point` is slower. Student's interval of two or three runs is wide
-    even if no run of the two points is near one of the other. No repeat changes the order of the points if
-    the factor between them is at least `CLEARLY`, and at least that between the repeats of either point: a
-    further repeat would have to differ from the others by more than any of them did.
+    It is None if the runs do not decide that `point` is slower. They do if the factor is at least `CLEARLY`,
+    and at least the factor between the repeats of either point: to reverse the order, a further repeat would
+    have to differ from the others by more than any of them did. Student's interval of two or three runs does
+    not show that, since it is wide however far apart the two points are.
     """
     if min(len(point.runs), len(baseline.runs)) < 2:
         return None
