@@ -95,11 +95,10 @@ def results(study: Study) -> tuple[list[str], list[list[str]]]:
 
 def resources(study: Study) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row for each point of `study`: step, batch, memory and cost; empty if unknown."""
-    rows = [
-        _identity_cells(kind, point) | resource_cells(point) for kind in kinds(study) for point in kind.rows
-    ]
-    known = any(any(resource_cells(point).values()) for kind in kinds(study) for point in kind.rows)
-    return _filled(rows) if known else ([], [])
+    measured = [(kind, point) for kind in kinds(study) for point in kind.rows]
+    if not any(any(resource_cells(point).values()) for _, point in measured):
+        return [], []
+    return _filled([_identity_cells(kind, point) | resource_cells(point) for kind, point in measured], {})
 
 
 def speed_cells(study: Study, kind: Kind, point: Point, *, intervals: bool = False) -> dict[str, str]:
@@ -108,6 +107,7 @@ def speed_cells(study: Study, kind: Kind, point: Point, *, intervals: bool = Fal
     With `intervals`, speedups have theirs in parentheses.
     """
     rate, interval = rates(study, point)
+    causes = [overhead(point, most=2), "oversubscribed" if point.oversubscribed else ""]
     return _identity_cells(kind, point) | {
         rate_name(study): rate,
         INTERVAL: interval,
@@ -115,9 +115,7 @@ def speed_cells(study: Study, kind: Kind, point: Point, *, intervals: bool = Fal
         EFFICIENCY: percent(point.efficiency) if kind.has_speedup else "",
         FASTEST: of_fastest(study, point),
         WORTH: worth(study, point),
-        OVERHEAD: "; ".join(
-            filter(None, [overhead(point, most=2), "oversubscribed" if point.oversubscribed else ""])
-        ),
+        OVERHEAD: "; ".join(filter(None, causes)),
     }
 
 
@@ -142,12 +140,12 @@ def speedup_heads(groups: Sequence[Kind]) -> dict[str, str]:
     and one worker like each. Kinds can have different numbers of cores, which are then left out.
     """
     workers = {like_each(kind.points[0]) for kind in groups}
-    over_worker = f"over {workers.pop() if len(workers) == 1 else '1 worker'}".removesuffix("over ")
+    worker = workers.pop() if len(workers) == 1 else "1 worker"
     processes = {_process_words(kind) for kind in groups if kind.one_process}
     if not processes:
-        return {OVER_WORKER: f"speedup {over_worker}".rstrip()}
-    over_process = processes.pop() if len(processes) == 1 else "1 process with all cores"
-    return {OVER_PROCESS: f"speedup over {over_process}", OVER_WORKER: over_worker}
+        return {OVER_WORKER: f"speedup over {worker}" if worker else "speedup"}
+    process = processes.pop() if len(processes) == 1 else "1 process with all cores"
+    return {OVER_PROCESS: f"speedup over {process}", OVER_WORKER: f"over {worker or '1 worker'}"}
 
 
 def _process_words(kind: Kind) -> str:
@@ -156,14 +154,11 @@ def _process_words(kind: Kind) -> str:
     return f"1 process with all {cores} cores{of_node}"
 
 
-def _filled(
-    rows: Sequence[Mapping[str, str]], heads: Mapping[str, str] | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a table, without empty columns."""
+def _filled(rows: Sequence[Mapping[str, str]], heads: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of a table, without empty columns; `heads` has names of columns."""
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
-    return [(heads or {}).get(column, column) for column in columns], [
-        [row[column] for column in columns] for row in rows
-    ]
+    head = [heads.get(column, column) for column in columns]
+    return head, [[row[column] for column in columns] for row in rows]
 
 
 def _identity_cells(kind: Kind, point: Point) -> dict[str, str]:
