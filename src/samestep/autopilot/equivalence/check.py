@@ -40,10 +40,11 @@ from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcom
 from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
+from samestep.autopilot.state.reachable_state import is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 

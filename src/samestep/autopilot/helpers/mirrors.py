@@ -38,7 +38,6 @@ from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
-    Key,
     called_by,
     forget_classes,
     functions_of,
@@ -53,6 +52,7 @@ from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.units import one_line
 from samestep.hooks import module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
 from samestep.hooks.tensor_tree import leaves
 

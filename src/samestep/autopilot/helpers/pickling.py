@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.state.reachable_state import CACHED
 from samestep.hooks.raw_containers import (
     base_of,
     contents_of,
@@ -35,8 +36,6 @@ Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
 _FILLED = (OrderedDict, dict, list, deque, set)
 """Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
-_CACHED: Any = type(lru_cache(len))
-"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -62,7 +61,7 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
         return marshal.loads, (marshal.dumps(value),)
     if isinstance(value, torch.jit.ScriptFunction):
         return _compiled, (value.save_to_buffer({}),)
-    cached = value.__wrapped__ if isinstance(value, _CACHED) else None
+    cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_user_code(cached.__code__.co_filename):
         return _cached, (cached, value.cache_parameters())
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
