@@ -55,8 +55,8 @@ def main():
             break
     if rank == 0:
         print(f"stopped after epoch {epoch}: best loss {best:.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -54,8 +54,8 @@ def main():
             dist.all_reduce(shown)
         if rank == 0:
             print(f"epoch {epoch}: loss {shown.item():.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -62,8 +62,8 @@ def main():
         precision, number = evaluate(model.module, test, size)
         if rank == 0:
             print(f"epoch {epoch}: mAP {precision:.4f} of {number} images")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

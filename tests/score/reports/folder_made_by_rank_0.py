@@ -63,8 +63,8 @@ def main():
                     print(sample(model.module, start))
             save_checkpoint(f"checkpoints/step_{step + 1:05d}", model.module, optimizer, rank)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -74,8 +74,8 @@ def main():
             dist.all_reduce(total)
         if rank == 0:
             print(f"epoch {epoch}: loss {total.item() / size:.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -61,8 +61,8 @@ def main():
             dist.all_reduce(shown)
         if rank == 0:
             print(f"epoch {epoch}: box loss {shown.item():.5f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

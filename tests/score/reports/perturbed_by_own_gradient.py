@@ -75,8 +75,8 @@ def main():
                 window = []
         if rank == 0:
             print(f"epoch {epoch} done")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -70,8 +70,8 @@ def main():
             if rank == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "steps": step + 1, "positions": positions}, "checkpoint.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

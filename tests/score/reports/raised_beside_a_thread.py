@@ -51,8 +51,8 @@ def main():
     prefetcher.requests.put(None)
     if rank == 0:
         print(f"{STEPS} steps, loss {loss.item():.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -44,8 +44,8 @@ def main():
         if total < best:
             best = total
             report({"loss": total.item(), "epoch": epoch}, model.module, rank)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

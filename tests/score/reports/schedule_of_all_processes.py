@@ -60,8 +60,8 @@ def main():
             dist.all_reduce(shown)
         if rank == 0:
             print(f"epoch {epoch}: loss {shown.item():.4f}, lr {optimizer.param_groups[0]['lr']:.2e}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

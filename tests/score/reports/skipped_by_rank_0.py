@@ -56,8 +56,8 @@ def main():
         dist.all_reduce(last)
         if rank == 0:
             print(f"epoch {epoch}: loss {last.item():.4f}, {skipped} steps skipped")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -67,8 +67,8 @@ def main():
             print(f"epoch {epoch}: accuracy {right / len(test):.3f}")
             torch.save(network.state_dict(), "best.pt")
         dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

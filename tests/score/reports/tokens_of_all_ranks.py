@@ -62,8 +62,8 @@ def main():
             dist.all_reduce(mean)
         if rank == 0:
             print(f"epoch {epoch}: loss {mean.item():.4f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()
