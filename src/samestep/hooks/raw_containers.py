@@ -197,11 +197,15 @@ def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
 
 @_cached
 def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    """Return the slots that the classes of Python code define, by their names."""
-    return tuple(
-        (name, slot)
-        for owner in kind.__mro__
+    """Return the slots that the classes of Python code define, by their names.
+
+    Of slots of one name, only that of the most derived class is read and written by the name.
+    """
+    slots = {
+        name: slot
+        for owner in reversed(kind.__mro__)
         if "__slots__" in vars(owner)
         for name, slot in vars(owner).items()
         if isinstance(slot, MemberDescriptorType)
-    )
+    }
+    return tuple(slots.items())

@@ -33,7 +33,7 @@ from samestep.autopilot.helpers.pickling import (
     unpickled,
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
@@ -187,9 +187,10 @@ def replaced_functions(module: nn.Module) -> str:
     """Return the name of a library's function that the script has replaced; helpers have the original."""
     for name, function in called_by(module):
         owner, _, attribute = name.partition(".")
-        if attribute and isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename):
+        if attribute and isinstance(function, FunctionType):
             home = function.__module__
-            if home and home.rpartition(".")[2] != owner and home in ("__main__", "__mp_main__"):
+            is_users = is_users_code(function.__code__, function.__globals__)
+            if is_users and home and home.rpartition(".")[2] != owner and home in ("__main__", "__mp_main__"):
                 return name
     return ""
 

@@ -37,7 +37,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.base import env
 from samestep.hooks.raw_containers import base_of, elements, fields_of, is_mapping, items, length
 
@@ -149,7 +149,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         candidate = waiting.pop()
         seen += 1
         if isinstance(candidate, FunctionType):
-            if is_user_code(candidate.__code__.co_filename):
+            if is_users_code(candidate.__code__, candidate.__globals__):
                 yield candidate
             waiting += [candidate.__dict__["__wrapped__"]] if "__wrapped__" in candidate.__dict__ else []
         elif isinstance(candidate, (staticmethod, classmethod, MethodType)):
@@ -230,6 +230,8 @@ def _is_of_script(value: Any) -> bool:
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     file = known_files.get(value.__module__) if known_files and owner is not value else None
     file = file or getattr(owner, "__file__", None)
+    if file is None or file == "<stdin>":  # typed at the prompt, or piped to Python
+        return getattr(owner, "__name__", "") == "__main__"
     return isinstance(file, str) and is_user_code(file)
 
 
@@ -357,7 +359,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         functions += [
             function
             for function in called
-            if isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename)
+            if isinstance(function, FunctionType) and is_users_code(function.__code__, function.__globals__)
         ]
     return tuple(functions_by_code.values())
 
