@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache
+from operator import is_
 from types import MemberDescriptorType
 from typing import Any, TypeVar
 
@@ -108,6 +109,8 @@ def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     fields = {key[1:]: new[key] for key in of_fields}
     of_items = {key: part for key, part in new.items() if key not in of_fields}
     if base in (tuple, frozenset):
+        if not fields_of(container) and all(map(is_, elements(container), of_items.values())):
+            return container  # some classes make no second object, such as that of `sys.version_info`
         try:
             made = base.__new__(kind, [*of_items.values()])
         except TypeError:  # a class in C, such as that of the results of `torch.max`

@@ -34,6 +34,7 @@ from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
+from samestep.autopilot.helpers.sent_arguments import sent
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
 from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, rows_of_inputs
@@ -336,8 +337,7 @@ class MainCalls:
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
-        place, note = self._account.place_of(call.module), self._account.note_check
-        expect = partial(note, place, stream=sys.stderr)
+        expect = partial(self._account.note_check, self._account.place_of(call.module), stream=sys.stderr)
         if self._options.checks_at_once:
             return Pace(expect=expect)
         end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, checking.unsplit_s))
@@ -429,7 +429,7 @@ class MainCalls:
         return {
             "mirror": known.number,
             "written": known.written(),
-            "arguments": call.arguments.both,
+            "arguments": sent(call.arguments.both),
             "surroundings": surroundings,
             "streams": streams,
             "plan": plan,
@@ -471,7 +471,7 @@ class MainCalls:
     def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
         """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
-            with nullcontext() if key is not None else scripts_modules_by_value():
+            with scripts_modules_by_value() if key is None else nullcontext():
                 self._helpers.line.send(message, key=key, rows=rows)
         except PeerLost:
             raise

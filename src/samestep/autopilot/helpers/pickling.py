@@ -65,6 +65,8 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     cached = value.__wrapped__ if isinstance(value, _CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
+    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
+        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
     if special is not None and sys.modules.get(special.__name__) is special:
         return importlib.import_module, (special.__name__,)
