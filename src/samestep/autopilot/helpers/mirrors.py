@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import sys
 import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -52,13 +53,17 @@ from samestep.autopilot.state.saved_state import carried_by, generator_state, is
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.hooks import module_parts
-from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
 _DEPTH = 8
 """The depth to which containers and objects are followed."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each."""
+
+
+_COMPARED = (Tensor, type, ModuleType, FunctionType, MethodType)
+"""Values that are compared in other ways, or are sent by their names."""
 
 
 class MirrorError(Error):
@@ -115,6 +120,18 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         values[key] = tuple(map(id, _flat_elements(value)))
     elif isinstance(value, np.ndarray):
         values[key] = _digest(value)
+    elif isinstance(value, (array, bytearray)):
+        values[key] = hashlib.blake2b(value, digest_size=16).hexdigest()
+    elif not isinstance(value, _COMPARED) and not is_record(value):
+        values.update(_settings_of_object(key, value))
+
+
+def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
+    """Yield the flags, numbers and texts of an object of a library, or of a module in a list or a dict."""
+    for place, part in enumerate(modules_of(value) if isinstance(value, nn.Module) else [value]):
+        for name, setting in [*(stored_fields(part) or {}).items()]:
+            if isinstance(setting, PLAIN):
+                yield (key[0], f"{key[1]}.{place}.{name}"), setting
 
 
 class LayerSettings:

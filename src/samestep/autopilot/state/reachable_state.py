@@ -16,7 +16,7 @@ globals that their functions refer to::
 import dis
 import sys
 from argparse import Namespace
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -27,6 +27,7 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -48,6 +49,8 @@ LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
 _COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
+_RECORDS = (Namespace, SimpleNamespace, ChainMap, UserDict, UserList)
+"""Classes of Python whose objects store what they hold in their fields."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""
 
@@ -95,10 +98,20 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
     for names, name in _globals_of(kind):
         if name in names:
             yield name, names[name]
+    for function in _code_of(kind):
+        if _keeps_values(function):
+            yield f"{function.__qualname__}()", function
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
                 yield f"{owner.__name__}.{name}", value
+
+
+def _keeps_values(function: FunctionType) -> bool:
+    """Return whether a function has variables of an enclosing function, or defaults that may change."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    variables = set(function.__code__.co_freevars) - {"__class__"}
+    return bool(variables) or not all(isinstance(value, PLAIN) for value in defaults)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -196,10 +209,13 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
             parts += [(name, value) for name, _, value in cells_of(function)]
             parts += [(name, names[name]) for names, name in named_by(function) if name in names]
             parts += enumerate(function.__defaults__ or ())
+            parts += (function.__kwdefaults__ or {}).items()
         if isinstance(value, partial):
             parts += [*enumerate(value.args), *value.keywords.items()]
     elif is_mapping(value):
         parts += items(value) if length(value) <= _MOST_KEYS else ()
+    elif isinstance(value, MappingProxyType):
+        parts += [*value.items()] if len(value) <= _MOST_KEYS else ()
     elif base_of(value) in (tuple, *LISTS):
         parts += enumerate(elements(value)) if length(value) <= _MOST_KEYS else ()
     elif isinstance(value, (type, ModuleType)):
@@ -239,7 +255,7 @@ def is_record(value: Any) -> bool:
     """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
     if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
         return False
-    if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
+    if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
     kind: Any = type(value)
     return bool(_is_of_users(kind)) or _is_of_script(kind)
@@ -247,11 +263,7 @@ def is_record(value: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _reads_environment(kind: Any) -> bool:
-    functions = (member for owner in scripts_classes(kind) for member in [*vars(owner).values()])
-    return any(
-        isinstance(function, FunctionType) and {"environ", "getenv"} & set(function.__code__.co_names)
-        for function in functions
-    )
+    return any({"environ", "getenv"} & set(function.__code__.co_names) for function in _code_of(kind))
 
 
 @cache
