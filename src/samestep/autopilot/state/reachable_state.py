@@ -36,7 +36,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.base import env
 from samestep.hooks.object_graph import Key, Parts, stored_in, walk
 from samestep.hooks.raw_containers import base_of
@@ -104,10 +104,20 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
     for names, name in _globals_of(kind):
         if name in names:
             yield name, names[name]
+    for function in _code_of(kind):
+        if _keeps_values(function):
+            yield f"{function.__qualname__}()", function
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
                 yield f"{owner.__name__}.{name}", value
+
+
+def _keeps_values(function: FunctionType) -> bool:
+    """Return whether a function has variables of an enclosing function, or defaults that may change."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    variables = set(function.__code__.co_freevars) - {"__class__"}
+    return bool(variables) or not all(isinstance(value, PLAIN) for value in defaults)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -153,7 +163,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         candidate = waiting.pop()
         seen += 1
         if isinstance(candidate, FunctionType):
-            if is_user_code(candidate.__code__.co_filename):
+            if is_users_code(candidate.__code__, candidate.__globals__):
                 yield candidate
             waiting += [candidate.__dict__["__wrapped__"]] if "__wrapped__" in candidate.__dict__ else []
         elif isinstance(candidate, (staticmethod, classmethod, MethodType)):
@@ -225,6 +235,8 @@ def _is_of_script(value: Any) -> bool:
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     file = known_files.get(value.__module__) if known_files and owner is not value else None
     file = file or getattr(owner, "__file__", None)
+    if file is None or file == "<stdin>":  # typed at the prompt, or piped to Python
+        return getattr(owner, "__name__", "") == "__main__"
     return isinstance(file, str) and is_user_code(file)
 
 
@@ -240,11 +252,7 @@ def is_record(value: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _reads_environment(kind: Any) -> bool:
-    functions = (member for owner in scripts_classes(kind) for member in [*vars(owner).values()])
-    return any(
-        isinstance(function, FunctionType) and {"environ", "getenv"} & set(function.__code__.co_names)
-        for function in functions
-    )
+    return any({"environ", "getenv"} & set(function.__code__.co_names) for function in _code_of(kind))
 
 
 @cache
@@ -352,7 +360,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         functions += [
             function
             for function in called
-            if isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename)
+            if isinstance(function, FunctionType) and is_users_code(function.__code__, function.__globals__)
         ]
     return tuple(functions_by_code.values())
 
