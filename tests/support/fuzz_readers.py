@@ -223,6 +223,30 @@ def _study():
     return (asdict(study()), asdict(study(modes=("strong", "weak"), variants=("", "sync=ddp"))))
 
 
+@cache
+def _golden():
+    from samestep.verify.golden import Origin, golden_file
+    from support.golden_runs import trained
+
+    origin = Origin(script="a", arguments=(), commit="", workers=1, date="", machine={})
+    return asdict(golden_file(origin, trained(steps=3), trained(steps=3, change=1e-6)))
+
+
+def _read_golden(folder):
+    from samestep.verify.causes import causes
+    from samestep.verify.compare import Comparison
+    from samestep.verify.golden import folded, read_golden
+    from samestep.verify.parameter_alignment import UnmatchedParametersError
+    from support.golden_runs import trained
+
+    golden = read_golden(folder / "golden.json")
+    try:
+        golden, run = golden.aligned(trained(steps=3))
+    except UnmatchedParametersError:
+        return
+    causes(Comparison(golden.run, folded(run), golden.control))
+
+
 def _study_bytes():
     return [as_json(one) for one in _study()]
 
@@ -330,6 +354,10 @@ def _begin_commands():
         import_module(name)
 
 
+def _begin_verify():
+    import_module("samestep.verify.golden_comparison")
+
+
 def _idx_reader(name):
     return Reader(
         name=name,
@@ -376,6 +404,14 @@ _FILES = (
         wrong=_wrong_study,
         read=lambda folder: _report(folder, "study.json"),
         begin=_begin_commands,
+    ),
+    Reader(
+        name="golden-run",
+        file="golden.json",
+        valid=lambda: [as_json(_golden())],
+        wrong=lambda draw: as_json(mutated_json(draw, json.loads(json.dumps(_golden())))),
+        read=_read_golden,
+        begin=_begin_verify,
     ),
     *(
         Reader(name=f"run-{name.partition('.')[0]}", **_in_run(name))

@@ -462,7 +462,9 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     numbers = deviating_numbers(comparison.reference, comparison.run, comparison.control)
     if not numbers:
         return None
-    progress = {id(number) for number in of_progress(numbers, comparison.reference)}
+    # Only one of several ranks prints the progress of its own shard.
+    of_shard = of_progress(numbers, comparison.reference) if len(comparison.run.traces) > 1 else []
+    progress = {id(number) for number in of_shard}
     # A number that is not the loss of rank 0's share is the graver fault.
     worst = max(numbers, key=lambda number: (id(number) not in progress, number.value))
     cause: Cause

@@ -143,27 +143,26 @@ class GoldenRun:
     control: RunRecord  # the same, its gradients disturbed by rounding
     initial: Sequence[Vector] = field(default_factory=list)
 
-    def aligned(self, run: RunRecord) -> RunRecord:
-        """Return a run with folded vectors, and with its parameters in the order of this one's.
+    def aligned(self, run: RunRecord) -> tuple["GoldenRun", RunRecord]:
+        """Return both with the same parameters in the same order; the vectors of the run are not folded.
 
         Raises:
             UnmatchedParametersError: a parameter has no unambiguous match.
         """
-        first = {step.optimizer: None for step in self.run.traces[0].steps}
-        if any(number >= len(self.initial) for number in first):
+        (trace,) = self.run.traces
+        if any(step.optimizer >= len(self.initial) for step in trace.steps):
             raise UnmatchedParametersError
         # With a gradient everywhere, a parameter that the other run lacks has no match.
         steps = [
-            replace(
-                step,
-                gradient=np.ones_like(self.initial[step.optimizer]).tolist(),
-                before=self.initial[step.optimizer].tolist(),
-                after=self.initial[step.optimizer].tolist(),
-            )
-            for step in self.run.traces[0].steps
+            replace(step, gradient=[1.0] * len(begin), before=begin.tolist(), after=begin.tolist())
+            for step in trace.steps
+            for begin in [self.initial[step.optimizer]]
         ]
-        unfolded = replace(self.run, traces=[replace(self.run.traces[0], steps=steps)])
-        return folded(align_parameters(unfolded, run)[1])
+        unfolded = replace(self.run, traces=[replace(trace, steps=steps)])
+        usual, here = align_parameters(unfolded, run)
+        rates = [step.learning_rates for step in usual.traces[0].steps]
+        run_with_rates, control = (_with_rates(record, rates) for record in (self.run, self.control))
+        return replace(self, run=run_with_rates, control=control), here
 
     def without_parameters(self) -> "GoldenRun":
         """Return it without parameters and gradients."""
@@ -180,6 +179,15 @@ def described_machine() -> dict[str, str]:
         "torch": here.torch,
         "samestep": here.samestep,
     }
+
+
+def _with_rates(run: RunRecord, rates: Sequence[list[float]]) -> RunRecord:
+    """Return a run whose steps have these learning rates: one of each parameter, or of each group."""
+    steps = [
+        replace(step, learning_rates=rates[index] if index < len(rates) else step.learning_rates)
+        for index, step in enumerate(run.traces[0].steps)
+    ]
+    return replace(run, traces=[replace(run.traces[0], steps=steps)])
 
 
 def initial_sketches(run: RunRecord) -> list[Vector]:
@@ -279,7 +287,7 @@ def _fold(numbers: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=16)
 def _signs(count: int) -> Vector:
-    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8)
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8, device="cpu")
     return drawn.double().mul_(2).sub_(1).numpy()
 
 

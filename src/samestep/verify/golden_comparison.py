@@ -95,7 +95,7 @@ class GoldenVerification:
         missing: dict[NotCompared, str] = {}
         of_initial: list[Finding] = []
         try:
-            aligned = golden.aligned(run)
+            golden, aligned = golden.aligned(run)
             of_initial = _initial_weights(golden, aligned)
             comparison = Comparison(golden.run, folded(aligned), golden.control)
         except UnmatchedParametersError:

@@ -124,16 +124,16 @@ def resumed_causes(resumption: Resumption) -> list[Finding]:
     if ending is not None:
         return [ending]
     weights, short = _weights(resumption), _short(resumption)
-    found = [finding for finding in (short, weights) if finding is not None]
+    findings = [finding for finding in (short, weights) if finding is not None]
     of_samples = None if short is not None else _samples(resumption)
     of_rates = _rate(resumption)
-    found += [finding for finding in (of_samples, of_rates) if finding is not None]
-    if found:
-        return found
+    findings += [finding for finding in (of_samples, of_rates) if finding is not None]
+    if findings:
+        return findings
     of_values = _optimizer(resumption) or _draws(resumption)
     if of_values is not None:
         return [of_values]
-    return _of_other_causes(resumption)
+    return _of_other_causes(resumption) or [finding for finding in [_long(resumption)] if finding]
 
 
 def _of_other_causes(resumption: Resumption) -> list[Finding]:
@@ -200,6 +200,20 @@ def _short(resumption: Resumption) -> Finding | None:
         f"the resumed run ends after {counted(run.steps, 'step')} and without an error, where {left} are "
         f"left: {counted(missing, 'step')} of an epoch are never made.",
         begin,
+    )
+
+
+def _long(resumption: Resumption) -> Finding | None:
+    """Find that the script goes on where the uninterrupted run ended by itself, as by early stopping."""
+    left = resumption.usual.steps - resumption.begins_at
+    if resumption.usual.facts.ended != "end" or resumption.resumed.steps <= left:
+        return None
+    return _finding(
+        resumption,
+        "number-of-steps",
+        f"the uninterrupted run ends after step {resumption.usual.steps - 1}, and the resumed one goes on: "
+        "what decides on the end (a best result, a patience, a count of steps) is not restored.",
+        resumption.usual.steps,
     )
 
 
