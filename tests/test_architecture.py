@@ -17,6 +17,7 @@ import pytest
 
 import samestep
 import samestep_lab
+from samestep.hooks.declarations import ALL
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "samestep"
@@ -388,6 +389,10 @@ def test_only_hooks_change_attributes_of_other_libraries():
     }
 
     assert found == set(NO_HOOKS)
+
+
+def test_no_hook_replaces_a_method_of_samestep():
+    assert [hook.name for hook in ALL if hook.library == "samestep"] == []
 
 
 def test_the_search_for_patches_finds_them():

@@ -85,6 +85,7 @@ def test_a_recipe_is_ended_after_the_same_step(tmp_path):
         assert (first["kind"], first["warm_up"], first["steps"]) == ("recipe", 2, 3)
         assert [step["step"] for step in steps] == [2, 3, 4]
         assert last["ended"] == "steps"
+    assert not (out / "result.json").exists()
 
 
 def test_the_clock_file_of_a_failed_script_contains_the_error(tmp_path):

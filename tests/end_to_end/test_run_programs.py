@@ -28,7 +28,7 @@ def printed(ended):
     """Return the objects that the workers printed, in rank order."""
     # Two workers' lines may share one: print writes text and line end apart.
     objects = ended.out.replace("}{", "}\n{").split("\n")
-    return sorted((json.loads(line) for line in objects if line), key=lambda one: one["rank"])
+    return sorted((json.loads(line) for line in objects if line), key=lambda report: report["rank"])
 
 
 def test_workers_form_a_group_and_run_as_in_a_fresh_interpreter(script, tmp_path):
@@ -273,10 +273,10 @@ def test_two_launchers_on_one_host_are_two_nodes(script, backend):
         start("run", "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 1, *meet, prog)
         for node in (1, 0)
     ]
-    ended = [finish(one) for one in both]
+    ended = [finish(command) for command in both]
 
-    assert [one.code for one in ended] == [0, 0], "\n".join(one.err for one in ended)
-    reports = sorted((json.loads(one.out) for one in ended), key=lambda one: one["rank"])
+    assert [run.code for run in ended] == [0, 0], "\n".join(run.err for run in ended)
+    reports = sorted((json.loads(run.out) for run in ended), key=lambda report: report["rank"])
     assert reports == [{"rank": 0, "node": 0, "total": 2.0}, {"rank": 1, "node": 1, "total": 2.0}]
 
 
@@ -318,40 +318,6 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
     assert "up to 2" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["absent.py"], "absent.py does not exist"),
-        (["torchrun", "--nproc-per-node", "2", "train.py"], "torchrun"),
-        (["accelerate", "launch", "train.py"], "accelerate"),
-        (["--no-python", "/opt/venv/bin/torchrun", "train.py"], "torchrun"),
-        (["-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
-        (["-n", "0", "PROG"], "-n 0"),
-        (["-n", "two", "PROG"], "-n"),
-        (["-n", "2", "-m", "no.such.module"], "no.such.module"),
-        (["--no-python", "no-such-command"], "no-such-command"),
-        (["--log-dir", "/proc/none", "PROG"], "/proc/none"),
-        (["-r", "1", "PROG"], "--log-dir"),
-        (["--tee", "9", "PROG"], "--tee"),
-        (["--nproc-per-node", "gpus", "PROG"], "gpus"),
-        (["--nnodes", "1:4", "PROG"], "--nnodes 1:4"),
-        (["--nnodes", "2", "PROG"], "--master-addr"),
-        (["--mode", "other", "PROG"], "--mode"),
-        (["--no-such-flag", "PROG"], "--no-such-flag"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(script, capsys, arguments, words):
-    from samestep.cli.main import run_command
-
-    prog = script("import torch.distributed as dist\ndist.init_process_group()")
-    code = run_command(["run", *(str(prog) if word == "PROG" else word for word in arguments)])
-
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert words in err
-
-
 def test_a_script_that_spawns_is_not_started_by_each_task_of_a_launcher(script, capsys, monkeypatch):
     from samestep.cli.main import run_command
 
@@ -390,8 +356,8 @@ def test_a_task_of_another_launcher_joins(script):
     ]
     ended = [finish(task) for task in tasks]
 
-    assert [one.code for one in ended] == [0, 0], "\n".join(one.err for one in ended)
-    assert [json.loads(one.out) for one in ended] == [{"rank": r, "total": 2.0} for r in (0, 1)]
+    assert [run.code for run in ended] == [0, 0], "\n".join(run.err for run in ended)
+    assert [json.loads(run.out) for run in ended] == [{"rank": r, "total": 2.0} for r in (0, 1)]
     assert "2 workers started by openmpi" in ended[0].err
     assert "workers" not in ended[1].err
 

@@ -90,20 +90,43 @@ def spawns(folder, body, call):
     return script
 
 
-def test_tensors_among_the_arguments_are_shared(tmp_path):
-    call = (
-        "out = {'sums': [torch.zeros(2)]}; mp.spawn(work, (out,), nprocs=2); print(out['sums'][0].tolist())"
-    )
-    ended = run(spawns(tmp_path, "args[0]['sums'][0][rank] = rank + 1", call))
+_CATCHES = "except mp.ProcessExitedException as error: print(error.error_index, error.exit_code)"
+_JOINS = "\n    try:\n        while not c.join(): pass"
+AS_TORCH = {
+    "tensors among the arguments are shared": (
+        "args[0]['sums'][0][rank] = rank + 1",
+        "out = {'sums': [torch.zeros(2)]}; mp.spawn(work, (out,), nprocs=2); print(out['sums'][0].tolist())",
+        "[1.0, 2.0]\n",
+    ),
+    "workers without a group train": (
+        "opt = torch.optim.SGD(args[0].parameters(), 0.1); [opt.step() for _ in range(4)]",
+        "mp.spawn(work, (torch.nn.Linear(2, 2),), nprocs=2); print('ended')",
+        "ended\n",
+    ),
+    "the run waits for the processes of a context that is not joined": (
+        "time.sleep(rank); print('worker', rank, flush=True)",
+        "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)",
+        "worker 0\n0\nworker 1\n",
+    ),
+    "the exit code of a worker": (
+        "sys.exit(3 * rank)",
+        f"try: mp.spawn(work, nprocs=2)\n    {_CATCHES}",
+        "1 3\n",
+    ),
+    "a worker that the script kills": (
+        "time.sleep(20)",
+        f"c = mp.spawn(work, nprocs=2, join=False); c.processes[1].kill(); {_JOINS}\n    {_CATCHES}",
+        "1 -9\n",
+    ),
+}
 
-    assert (ended.code, ended.out) == (0, "[1.0, 2.0]\n"), ended.err
 
+@pytest.mark.parametrize("name", AS_TORCH)
+def test_spawn_does_what_that_of_torch_does(tmp_path, name):
+    body, call, printed = AS_TORCH[name]
+    ended = run(spawns(tmp_path, body, call))
 
-def test_workers_without_a_group_can_train(tmp_path):
-    body = "opt = torch.optim.SGD(args[0].parameters(), 0.1); [opt.step() for _ in range(4)]"
-    ended = run(spawns(tmp_path, body, "mp.spawn(work, (torch.nn.Linear(2, 2),), nprocs=2); print('ended')"))
-
-    assert (ended.code, ended.out) == (0, "ended\n"), ended.err
+    assert (ended.code, ended.out) == (0, printed), ended.err
 
 
 def test_a_script_that_trains_without_spawning_workers_is_refused_at_its_first_step(tmp_path):
@@ -128,38 +151,6 @@ def test_a_script_that_reads_a_launchers_rank_and_spawns_no_worker_is_refused_in
     assert (ended.code, ended.out, "Traceback" in ended.err) == (2, "", False), ended.err
     assert "--mode native" in ended.err
     assert (native.code, native.out.split()) == (0, ["2", "2"]), native.err
-
-
-def test_the_run_waits_for_the_processes_of_a_context_that_is_not_joined(tmp_path):
-    call = "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)"
-    ended = run(spawns(tmp_path, "time.sleep(rank); print('worker', rank, flush=True)", call))
-
-    assert (ended.code, ended.out) == (0, "worker 0\n0\nworker 1\n"), ended.err
-
-
-def test_the_exit_code_of_a_worker_is_reported_as_by_torch(tmp_path):
-    call = "\n    ".join(
-        [
-            "try: mp.spawn(work, nprocs=2)",
-            "except mp.ProcessExitedException as error: print(error.error_index, error.exit_code)",
-        ]
-    )
-    ended = run(spawns(tmp_path, "sys.exit(3 * rank)", call))
-
-    assert (ended.code, ended.out) == (0, "1 3\n"), ended.err
-
-
-def test_a_worker_that_the_script_kills_is_reported_as_by_torch(tmp_path):
-    call = "\n    ".join(
-        [
-            "c = mp.spawn(work, nprocs=2, join=False); c.processes[1].kill()",
-            "try:\n        while not c.join(): pass",
-            "except mp.ProcessExitedException as error: print(error.error_index, error.exit_code)",
-        ]
-    )
-    ended = run(spawns(tmp_path, "time.sleep(20)", call))
-
-    assert (ended.code, ended.out) == (0, "1 -9\n"), ended.err
 
 
 def test_an_option_that_needs_forked_workers_is_refused_where_they_cannot_be_forked(tmp_path):
@@ -274,7 +265,7 @@ def test_steps_of_spawned_workers_are_measured_on_each_number_of_workers(tmp_pat
 
     assert ended.code == 0, ended.err
     points = read_study(Path("study")).points
-    assert [(one.workers, one.global_batch) for one in points] == [(1, 24), (2, 24)]
+    assert [(point.workers, point.global_batch) for point in points] == [(1, 24), (2, 24)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study", "train.py"]
 
 
@@ -293,10 +284,10 @@ def test_processes_that_a_script_starts_by_hand_are_its_workers(method):
 
 def test_two_simultaneous_runs_of_a_script_have_separate_groups():
     commands = [start("run", "-n", 2, BY_HAND) for _ in range(2)]
-    ends = [finish(one) for one in commands]
+    ends = [finish(command) for command in commands]
 
-    assert [one.code for one in ends] == [0, 0], ends
-    assert all("[0, 0]" in one.out for one in ends)
+    assert [ended.code for ended in ends] == [0, 0], ends
+    assert all("[0, 0]" in ended.out for ended in ends)
 
 
 @pytest.mark.parametrize("number", [long_param(1), 3])
@@ -372,7 +363,7 @@ def test_workers_have_the_seeds_of_workers_that_torch_spawns(tmp_path, at_import
     script = tmp_path / "train.py"
     script.write_text(SEEDED.format(at_import=at_import, call=call))
     ended = samestep("run", "-n", 2, script)
-    one, other = (line.split() for line in ended.out.splitlines())
+    numbers = [line.split() for line in ended.out.splitlines()]
 
     assert ended.code == 0, ended.err
-    assert tuple(a == b for a, b in zip(one, other, strict=True)) == equal
+    assert tuple(a == b for a, b in zip(*numbers, strict=True)) == equal

@@ -2,13 +2,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import TensorDataset
 
-
-def samples(n):
-    x = torch.randn(n, 8)
-    return TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+from loop import train
 
 
 class Encoder(nn.Module):
@@ -44,24 +40,10 @@ def pairs(n):
     return TensorDataset(both, torch.arange(n))
 
 
-def main():
-    dist.init_process_group('gloo')
-    rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(3)
-    data = pairs(96)
-    sampler = DistributedSampler(data, world, rank)
-    loader = DataLoader(data, batch_size=24 // world, sampler=sampler)
-    model = DDP(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), rank * len(x) + torch.arange(len(x)))
-            loss.backward()
-            optimizer.step()
-    dist.destroy_process_group()
+def loss_of_pairs(similarities, _):
+    count = len(similarities)
+    return F.cross_entropy(similarities, dist.get_rank() * count + torch.arange(count))
 
 
-if __name__ == '__main__':
-    main()
+if __name__ == "__main__":
+    train(Net, pairs, loss_of_pairs)

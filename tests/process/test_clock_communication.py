@@ -10,10 +10,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, wrapping
 from samestep.observe.clock.clock_file import ClockFile, ClockOptions
 from samestep.observe.clock.step_clock import ScriptClock
+from samestep.ranks.hang.flight_recorder import OWN_COLLECTIVES
 
 STEPS = 4
 
@@ -39,12 +38,12 @@ class Counted:
     def __init__(self):
         self._in_memory = 0
 
-    def attached(self):
-        return attached_all(dict.fromkeys(declarations.SHARED_MEMORY, wrapping(self._count)))
+    def subscribed(self):
+        return OWN_COLLECTIVES.subscribed(self._count)
 
-    def _count(self, original, *args, **kwargs):
+    def _count(self, _):
         self._in_memory += 1
-        return original(*args, **kwargs)
+        return nullcontext()
 
     def so_far(self):
         return self._in_memory + sum(group._get_sequence_number_for_group() for group in c10d._world.pg_map)
@@ -54,7 +53,7 @@ def num_collectives(world, folder, made, *, clocks):
     """Return the number of this rank's collectives in a training."""
     clocking = ClockOptions(folder=Path(folder), warm_up=1)
     counted = Counted()
-    with counted.attached():
+    with counted.subscribed():
         before = counted.so_far()
         if clocks:
             file = ClockFile(clocking, world.place, "native")

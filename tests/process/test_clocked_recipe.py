@@ -56,16 +56,6 @@ def test_each_worker_records_its_share_of_every_step(processes, tmp_path, size):
     assert together == [32, 32, 26] * 2
 
 
-def test_all_workers_end_the_training_after_the_same_step(processes, tmp_path):
-    ended = processes.run(trained, 2, tmp_path, 3, 1)
-
-    assert ended == [False, False]
-    for _, steps, last in read(tmp_path):
-        assert [step["step"] for step in steps] == [1, 2, 3]
-        assert last["ended"] == "steps"
-    assert not (tmp_path / "run" / "result.json").exists()
-
-
 def test_the_file_of_a_failed_training_contains_the_error(processes, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result.json").touch()

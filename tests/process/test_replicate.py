@@ -20,8 +20,6 @@ from support.backward_cases import (
     plain,
     samples,
     share_of,
-    two_models,
-    two_models_rank,
 )
 
 
@@ -226,15 +224,6 @@ def test_messages_of_a_failed_backward_do_not_affect_the_next_gradients(processe
             model.zero_grad()
             model(inputs * (3 if step % 2 else 1)).pow(2).mean().backward()
             assert_equal_gradients(found, gradients(model), tolerance=1e-4)
-
-
-@pytest.mark.parametrize("sync", ["reference", "bucketed"])
-def test_several_models_are_synchronized_in_one_order_whichever_backward_reaches_first(processes, sync):
-    models = [network(0), network(1)]
-    two_models(models, samples(), 1.0)
-    for found in processes.run(two_models_rank, 3, sync):
-        for one, model in zip(found, models, strict=True):
-            assert_equal_gradients(one, gradients(model))
 
 
 def half_rank(world, dtype):

@@ -30,13 +30,6 @@ from support.training import (
 WITHOUT_NORM = functools.partial(convnet, batch_norm=False)
 
 
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_one_worker_ends_with_the_bits_of_a_hand_written_loop(precision, schedule):

@@ -45,13 +45,6 @@ TOLERANCE = 1e-8
 """AdamW divides by gradients that may be near 0, and so makes rounding larger."""
 
 
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
 @functools.cache
 def by_hand(chosen):
     """Train by a loop of plain PyTorch; return the model and what is evaluated."""
@@ -128,7 +121,7 @@ def test_each_option_makes_a_difference():
 @pytest.mark.parametrize(
     ("before", "after", "precision", "tolerance"),
     [
-        *((*sizes, "fp64", 1e-10) for sizes in [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2)]),
+        *((*sizes, "fp64", 1e-10) for sizes in [(1, 1), (2, 1), (2, 3)]),
         (1, 1, "fp16", 1e-10),
         (2, 3, "fp16", 1e-2),  # other shares round otherwise
         (2, 1, "bf16", 5e-2),

@@ -18,13 +18,6 @@ from support.training import settings, training
 BEGUN = {"epochs": 1, "schedule": "step", "step_epochs": 1.0, "weight_decay": 0.1, "milestones": (1.0, 2.0)}
 
 
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory):
     """The checkpoint in the middle of a short training."""

@@ -1,7 +1,6 @@
 """A checkpoint is scored with the weights that the run evaluated."""
 
 import pytest
-import torch
 
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
@@ -9,13 +8,6 @@ from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe, score
 
 QUICK = {"batch_size": 50, "epochs": 2, "seed": 3}
-
-
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from samestep.base.errors import Preempted
 from samestep.ranks.world.protocol import SoloWorld
@@ -19,13 +18,6 @@ from support.training import Memory, settings, training
 
 CHOSEN = settings(ema=0.9, accumulate=2)
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
 
 
 class StopsAfter(Profiler):

@@ -1,7 +1,6 @@
 """If rank 0 cannot write a file, every rank gets one clear error."""
 
 import pytest
-import torch
 
 from samestep.base.errors import CheckpointError, Error
 from samestep.base.record import IDENTITY_FILE
@@ -12,13 +11,6 @@ from samestep.training.recipes.resolve import Request, resolve
 from samestep.training.recipes.run_recipe import run_recipe
 from samestep.training.settings import RunOptions
 from support.training import settings, train
-
-
-@pytest.fixture(autouse=True)
-def restore_random_state():
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ D = torch.float64
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(4, 8, dtype=D), nn.Linear(8, 3, dtype=D)
+        self.body = parametrizations.weight_norm(nn.Linear(4, 8, dtype=D))
+        self.head = nn.Linear(8, 3, dtype=D)
 
     def forward(self, x, y):
         return self.head(torch.tanh(self.body(x)))
@@ -96,7 +97,7 @@ def trained(make):
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
+    results = []
     for number in range(5):
         x, y = batch(number)
         result = model(x, y)
@@ -104,8 +105,8 @@ def trained(make):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found += [loss.item(), NOTED["norm"] if make is NotesInBackward else 0.0]
-    return found
+        results += [loss.item(), NOTED["norm"] if make is NotesInBackward else 0.0]
+    return results
 
 
 def with_cache():
@@ -113,7 +114,7 @@ def with_cache():
     torch.manual_seed(0)
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8, dtype=D)), nn.Linear(8, 3, dtype=D))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
+    results = []
     for number in range(3):
         x, y = drawn(9, 4, seed=number), drawn(9, 3, seed=10 + number)
         loss = F.mse_loss(model(x), y)
@@ -121,5 +122,5 @@ def with_cache():
         loss.backward()
         optimizer.step()
         with torch.no_grad(), parametrize.cached():
-            found += [loss.item(), F.mse_loss(model(x), y).item(), model(x[:5]).sum().item()]
-    return found
+            results += [loss.item(), F.mse_loss(model(x), y).item(), model(x[:5]).sum().item()]
+    return results

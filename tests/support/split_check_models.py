@@ -57,6 +57,18 @@ class Divided(Masked):
         return (each * counts).sum() / counts.sum()
 
 
+class Selected(Net):
+    def forward(self, x, y):
+        each = F.cross_entropy(self.head(self.features(x)), y, reduction="none", ignore_index=-100)
+        return each[y >= 0].mean()
+
+
+class SumOfSmoothed(Net):
+    def forward(self, x, y):
+        scores = self.head(self.features(x))
+        return F.cross_entropy(scores, y, label_smoothing=0.1, reduction="sum", ignore_index=-100) / len(x)
+
+
 class Penalized(Net):
     def forward(self, x, y):
         return super().forward(x, y) + 0.1 * self.body.weight.square().sum()
@@ -188,7 +200,7 @@ def under_autocast():
     torch.manual_seed(0)
     model, x = NoDouble(), drawn(9, 4).float()
     with torch.autocast("cpu", torch.bfloat16):
-        return [model(x).float().tolist() for _ in range(2)]
+        return torch.stack([model(x).float() for _ in range(2)]).flatten().tolist()
 
 
 class DeviceFails(nn.Module):
@@ -217,16 +229,16 @@ def on_workers(_, size, options, work, *args):
     Calls of parts of a call that is unsplit are left out.
     """
     with script_with_helpers(size, options, forks=True) as account:
-        found = work(*args)
+        results = work(*args)
     lines = [line.replace(IN_PARTS, "") for line in account.lines() if not _OF_PART.match(line)]
-    return found, _whole(account.split), _whole(account.unsplit), lines
+    return results, _whole(account.split), _whole(account.unsplit), lines
 
 
 def parts_on_workers(_, size, options, work, *args):
     """Run `work` with helpers; return its result, and the numbers of split and unsplit calls of parts."""
     with script_with_helpers(size, options, forks=True) as account:
-        found = work(*args)
-    return found, *(calls.total() - _whole(calls) for calls in (account.split, account.unsplit))
+        results = work(*args)
+    return results, *(calls.total() - _whole(calls) for calls in (account.split, account.unsplit))
 
 
 def _whole(calls):
@@ -253,7 +265,7 @@ def trained(make):
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    found = []
+    results = []
     for number in range(4):
         x, y = batch(number)
         if make is Hardest:
@@ -265,9 +277,9 @@ def trained(make):
         optimizer.step()
         with torch.no_grad():
             again = model(x, y)
-        found += [loss.item(), float((again[0] if isinstance(again, tuple) else again).item())]
-        found += [float(result[1])] if isinstance(result, tuple) else []
-    return found
+        results += [loss.item(), float((again[0] if isinstance(again, tuple) else again).item())]
+        results += [float(result[1])] if isinstance(result, tuple) else []
+    return results
 
 
 class TimeFirst(nn.Module):
@@ -282,11 +294,11 @@ class TimeFirst(nn.Module):
 def along_time(steps):
     torch.manual_seed(0)
     model = TimeFirst()
-    found = []
+    results = []
     for number, (time, count) in enumerate(steps):
         out = model(drawn(time, count, 4, seed=number))
-        found += [out.view(-1, 3).square().mean().item(), out.stride()]
-    return found
+        results += [out.view(-1, 3).square().mean().item(), out.stride()]
+    return results
 
 
 class Packed(nn.Module):
@@ -303,11 +315,11 @@ class Packed(nn.Module):
 def packed():
     torch.manual_seed(0)
     model = Packed()
-    found = []
+    results = []
     for lengths in ([5] * 6, [5, 5, 5, 4, 4, 3], [5, 2, 2, 2, 2, 1]):
         scores, h = model(drawn(6, 5, 4), torch.tensor(lengths))
-        found += [scores.square().sum().item(), h.square().sum().item(), h.shape[1]]
-    return found
+        results += [scores.square().sum().item(), h.square().sum().item(), h.shape[1]]
+    return results
 
 
 class MaskedLater(Packed):
@@ -351,12 +363,12 @@ class ByConfig(Net):
 def switched():
     torch.manual_seed(0)
     model = ByConfig()
-    found = []
+    results = []
     for number in range(6):
         model.config.centered = number >= 4
         model.drop.p = 0.5 * (number in (2, 3))
-        found.append(model(*batch(0)).item())
-    return found
+        results.append(model(*batch(0)).item())
+    return results
 
 
 class Surprises(Net):
@@ -413,7 +425,7 @@ class FailsForFew(nn.Module):
 
 def failing_for_few():
     torch.manual_seed(0)
-    return FailsForFew()(drawn(5, 4)).tolist()
+    return FailsForFew()(drawn(5, 4)).flatten().tolist()
 
 
 class ReadsThreeRows(nn.Module):

@@ -75,6 +75,11 @@ def report_on(
     device="auto",
     hang_s=20.0,
     as_json=True,
+    save=None,
+    reference=None,
+    resume_at=None,
+    resume_with=(),
+    end_by="kill",
 ):
     """Return the report on a script; the arguments are the command's.
 
@@ -83,29 +88,30 @@ def report_on(
         hang_s: ends runs that hang after so many seconds; a busy machine delays ranks that do not hang.
     """
     from samestep.autopilot.script.options import DEFAULTS
-    from samestep.cli.verify import _kind, _watch
+    from samestep.cli import verify
     from samestep.launch.job import Program
-    from samestep.verify.script_runs import Script, ScriptRuns
-    from samestep.verify.verification import Verification
+    from samestep.verify.script_runs import ScriptRuns
 
-    def script(path, mode):
-        program = Program(target=str(path), args=tuple(arguments))
-        return Script(program=program, kind=_kind(program, mode))
+    def runnable(path, mode):
+        return verify._Runnable(Program(target=str(path), args=tuple(arguments)), mode)
 
     scratch = Path(tempfile.mkdtemp(prefix="samestep-verifier-"))
+    runs = ScriptRuns(
+        scratch=scratch,
+        options=replace(DEFAULTS, device=device),
+        watch=partial(verify._watch, limit_s=hang_s),
+        tell=lambda _: None,
+    )
+    script, serial = runnable(path, mode), None if against is None else runnable(against, "auto")
     try:
-        report = Verification(
-            script=script(path, mode),
-            against=None if against is None else script(against, "auto"),
-            workers=workers,
-            steps=steps,
-            runs=ScriptRuns(
-                scratch=scratch,
-                options=replace(DEFAULTS, device=device),
-                watch=partial(_watch, limit_s=hang_s),
-                tell=lambda _: None,
-            ),
-        ).run()
+        if save is not None:
+            report = verify._saved(save, script, workers[0], runs, steps)
+        elif reference is not None:
+            report = verify._compared(reference, script, workers[0], runs)
+        elif resume_at is not None:
+            report = verify._resumed(script, workers, runs, resume_at, resume_with, end_by)
+        else:
+            report = verify._verified(script, serial, workers, runs, steps)
         return report.as_json() if as_json else report
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

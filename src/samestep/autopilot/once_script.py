@@ -46,8 +46,10 @@ T = TypeVar("T")
 Stop: TypeAlias = Callable[[Account], None]
 """Prints what has been recorded, and ends this process."""
 _FOREVER_S = 30 * 86400.0
+"""Seconds that the ranks' connections are kept: a month, longer than jobs run, since a script may call no
+model for hours."""
 _TIMEOUT_S = 60.0
-"""Seconds that ranks wait for each other within a call, unless the user has chosen a time."""
+"""Seconds that ranks wait for each other within a call, unless the user has chosen a time: a guess."""
 
 
 class Ended(Protocol):

@@ -11,10 +11,21 @@ LONGEST_S = 1e9
 MOST_WORKERS = 2**16
 """The most workers of one job: a larger number is a typing error, and each worker is planned for."""
 
+_LONGEST_QUOTE = 300  # characters of a message of the script in one of samestep: a guess, some lines
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("", "k", "M", "G", "T")
 _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+
+
+def one_line(text: str) -> str:
+    r"""Return a message of the script in one line, shortened.
+
+    >>> one_line("no such\n  file")
+    'no such file'
+    """
+    return " ".join(text.split())[:_LONGEST_QUOTE]
 
 
 def bytes_of(flag: str, text: str) -> int:

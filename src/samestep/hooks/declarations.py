@@ -47,6 +47,7 @@ NEW_PASS = Hook("torch.utils.data:DataLoader", "__iter__", _CLOCK, "which loader
 MOVED = Hook("torch:Tensor", "to", _CLOCK, "a batch is copied to the accelerator")
 MOVED_TO_CUDA = Hook("torch:Tensor", "cuda", _CLOCK, "a batch is copied to the accelerator", optional=True)
 COMPILE = Hook("torch", "compile", _CLOCK, "the methods of the clock are excluded from compilation")
+WRITTEN_ERROR = Hook("sys:stderr", "write", _CLOCK, "its last line explains a bare exit code", optional=True)
 
 _COMMUNICATION = "step clock: communication"
 COLLECTIVES = _each(
@@ -75,24 +76,6 @@ WORK_WAIT = Hook(
     "torch.distributed.distributed_c10d:Work", "wait", _COMMUNICATION, "a rank waits for a collective"
 )
 FUTURE_WAIT = Hook("torch.futures:Future", "wait", _COMMUNICATION, "a rank waits for a collective")
-SHARED_MEMORY = _each(
-    "samestep.ranks.collectives.shared_memory:SharedMemory",
-    "agree all_gather all_reduce average barrier broadcast fold",
-    _COMMUNICATION,
-    "a collective in shared memory",
-)
-DIRECT_CONNECTIONS = _each(
-    "samestep.ranks.collectives.direct:DirectCollectives",
-    "all_gather all_reduce barrier",
-    _COMMUNICATION,
-    "a collective by direct connections",
-)
-SYNCHRONIZER_FINISH = Hook(
-    "samestep.parallel.gradients.synchronizer:GradientSynchronizer",
-    "finish",
-    _COMMUNICATION,
-    "gradients are averaged",
-)
 
 _SANITIZER = "sanitizer"
 _GROUP = "a second process group is created with the script's"

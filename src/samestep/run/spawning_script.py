@@ -57,7 +57,7 @@ from samestep.ranks.hang.script_position import is_script
 from samestep.ranks.world.torch_rendezvous import JobEndpoint, prepare_groups
 from samestep.run.decision import TRAINS_ALONE
 
-_DEPTH = 4  # depth of nested arguments in which tensors are searched
+_DEPTH = 4  # depth of nested arguments in which tensors are searched: a guess
 _INSTALLED = ("site-packages", "dist-packages")
 _STATES: dict[Hook, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     declarations.RANDOM_SEED: (random.getstate, random.setstate),
@@ -317,13 +317,14 @@ class _StartedProcesses:
             )
         started: Any = process
         _share_tensors((started._args, started._kwargs))  # noqa: SLF001 - as pickled by torch
+        # This and `_sentinel` are what `Process.start`, which is replaced, sets: the state of the object.
         started._popen = _WorkerAsPopen(self, len(self.processes))  # noqa: SLF001
         self.processes.append(process)
         if len(self.processes) == self.size:
             method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
             self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
             for waiting, pid in zip(self.processes, self.workers.pids(), strict=True):
-                waiting._sentinel = pidfd(pid)  # noqa: SLF001 - as `Process.start` sets it
+                waiting._sentinel = pidfd(pid)  # noqa: SLF001
 
     def worker(self, number: int) -> _SpawnedProcess:
         """Return the worker behind a process.

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from samestep.base.console import log, write_stderr
 from samestep.base.errors import Error, OutOfStep, StepsDiffer, UsageError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_to
 from samestep.launch.local.child import Around, Watch, has_common_group
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
@@ -47,8 +49,9 @@ Report = Callable[[Ending], None]
 CHECKED_STEP = 2
 """The optimizer step after which the group is checked; a script may create it for its first step."""
 _PATIENCE_S = 10.0
-"""Seconds that a worker which has recorded its steps waits for the others."""
-_KEPT = 1000  # characters of stderr that are kept, to find its last line
+"""Seconds that a worker which has recorded its steps waits for the others: a guess."""
+_POLL_S = 0.05  # longest pause between two looks at them
+_KEPT = 1000  # characters of stderr that are kept, to find its last line: a guess, longer than most
 
 
 def watchdog(*, limit_s: float, forked: bool) -> Watch:
@@ -283,27 +286,27 @@ def _last_line(stream: TextIO) -> Iterator[Callable[[], str]]:
 
     It explains a bare exit code, and may appear nowhere else: only rank 0 of a serial script prints.
     """
-    written, end = stream.write, ""
+    end = ""
 
-    def write(text: str) -> int:
-        nonlocal end
-        end = (end + text)[-_KEPT:]
-        return written(text)
+    def keeping(written: Callable[[str], int]) -> Callable[[str], int]:
+        def write(text: str) -> int:
+            nonlocal end
+            end = (end + text)[-_KEPT:]
+            return written(text)
 
-    with suppress(AttributeError):  # a user-defined stream may not allow it
-        stream.write = write  # type: ignore[method-assign]
-    try:
+        return write
+
+    with ExitStack() as stack:
+        with suppress(AttributeError, TypeError):  # a user-defined stream may not allow it
+            stack.enter_context(attached_to(stream, declarations.WRITTEN_ERROR, keeping))
         yield lambda: next((line for line in reversed(end.splitlines()) if line.strip()), "").strip()
-    finally:
-        with suppress(AttributeError):
-            del stream.write
 
 
 def _leave_together(
     file: ClockFile, clocking: ClockOptions, place: Place, recording: Sequence[Path]
 ) -> NoReturn:
     """End this process, whatever exceptions the script catches, once all have recorded their steps."""
-    holds_within(lambda: all(map(has_ended, recording)), _PATIENCE_S, most_s=0.05)
+    holds_within(lambda: all(map(has_ended, recording)), _PATIENCE_S, most_s=_POLL_S)
     exit_code = _checked(file)
     if place.is_main and not exit_code:
         log(clocking.stopped_message())

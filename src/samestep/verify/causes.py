@@ -17,9 +17,10 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
+from samestep.base.units import one_line
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import Comparison
+from samestep.verify.compare import SAME_RATE, Comparison
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, differ, relative
 from samestep.verify.sample_causes import (
@@ -185,7 +186,7 @@ def _short(message: str) -> str:
     head, traceback, trace = message.partition("Original Traceback (most recent call last):")
     if traceback:
         message = f"{head} {trace.strip().splitlines()[-1]}"
-    return " ".join(message.split())[:300]
+    return one_line(message)
 
 
 def _death(comparison: Comparison) -> Finding | None:
@@ -473,7 +474,7 @@ def _rates(rates: Sequence[float]) -> str:
 
 
 def _close(rates: Sequence[float], expected: Sequence[float]) -> bool:
-    return len(rates) == len(expected) and bool(np.allclose(rates, expected, rtol=1e-9, atol=0))
+    return len(rates) == len(expected) and bool(np.allclose(rates, expected, rtol=SAME_RATE, atol=0))
 
 
 def _printed_number(comparison: Comparison) -> Finding | None:

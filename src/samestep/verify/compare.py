@@ -8,21 +8,28 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.tensor_summary import is_half_epsilon
 from samestep.verify.verdict import Cause, Finding, Origin
 
 Measure: TypeAlias = Callable[[RunRecord, RunRecord, int], float]
 MARGIN = 100.0
-"""Allowed deviation of a run, as a multiple of the control's."""
+"""Allowed deviation of a run, as a multiple of the control's: a guess, as the next. Together they allow 2e-4
+in single precision, where faults are 1e-2 and more. The rounding of half types leaves no room for it."""
 ROUNDING = 16.0
 """Units in the last place that rounding alone adds to the result of a step."""
-_HALF = 1e-4
-"""A type with a coarser unit in the last place is a half type, whose rounding leaves no room for a margin."""
-_MOST_FOR_HALF = 0.1  # largest relative rounding error of a half type
+_MOST_FOR_HALF = 0.1
+"""Largest relative rounding error of a half type: a guess, near 16 units of bfloat16, which are 0.125."""
 _AT_FIRST = 2.0
 """Units in the last place of a half type that a sum over many elements is off before the first update."""
 MOST = 0.3
-"""Largest relative deviation that counts as rounding, unless the control deviates by more."""
-_SAME_RATE = 1e-9  # relative rounding of learning rates, which are computed in double precision
+"""Largest relative deviation that counts as rounding, unless the control deviates by more: a gradient that is
+the sum over two ranks deviates by 1, and one that is divided twice by 0.5."""
+SAME_RATE = 1e-9
+"""Relative rounding of learning rates, which are computed in double precision; a slow schedule that steps N
+times as often changes them by more."""
+_SMALL_LOSS = 1e-3
+"""Part of the first loss below which a loss has no relative deviation: it is a difference of larger
+numbers."""
 _SUMS = ("loss", "gradient norm")
 """Sums over many elements: their relative rounding error is smaller than that of one element."""
 _BEFORE_UPDATE = ("loss", "gradient", "gradient norm")
@@ -80,7 +87,7 @@ def deviations(reference: RunRecord, run: RunRecord, control: RunRecord) -> list
 
 def is_half(run: RunRecord) -> bool:
     """Return whether a run computes in half precision, where two roundings are near a percent."""
-    return run.facts.epsilon > _HALF
+    return is_half_epsilon(run.facts.epsilon)
 
 
 def beginning(reference: RunRecord, control: RunRecord) -> list[Deviation]:
@@ -108,7 +115,7 @@ def largest(all_deviations: Sequence[Deviation]) -> dict[str, float]:
 
 def rounding_of(epsilon: float) -> float:
     """Return the relative tolerance of results in a type with this unit in the last place."""
-    if epsilon > _HALF:
+    if is_half_epsilon(epsilon):
         return min(ROUNDING * epsilon, _MOST_FOR_HALF)
     return MARGIN * ROUNDING * epsilon
 
@@ -121,7 +128,7 @@ def allowed_deviation(usual: float, floor: float) -> float:
 
 def _floor(quantity: str, reference: RunRecord, step: int) -> float:
     if quantity == "learning rate":
-        return _SAME_RATE
+        return SAME_RATE
     rounding = rounding_of(reference.facts.epsilon)
     if quantity != "update":
         return rounding
@@ -140,7 +147,7 @@ def _loss(run: RunRecord, reference: RunRecord, step: int) -> float:
 
 def _loss_deviation(run: RunRecord, reference: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
     target = reference.losses(step, total_of)[0]
-    scale = max(abs(target), 1e-3 * abs(reference.losses(0, total_of)[0]))
+    scale = max(abs(target), _SMALL_LOSS * abs(reference.losses(0, total_of)[0]))
     here = run.losses(step, total_of)
     if np.isnan(target):
         return 0.0 if np.isnan(here[0]) else float("inf")

@@ -26,9 +26,10 @@ from samestep.verify.verdict import Finding
 
 Matrix = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]
-_MOST_ROWS = 1024  # most rows that are compared with each other
+_MOST_ROWS = 1024  # most rows that are compared with each other: a guess, 8 MiB of distances
 _APART = 10.0
-"""Smallest distance of two keys, as a multiple of the rounding of a key, at which they have an order."""
+"""Smallest distance of two keys, as a multiple of the rounding of a key, at which they have an order: a
+guess."""
 Phase: TypeAlias = Literal["forward", "backward"]
 Part: TypeAlias = Literal[
     "parameters", "input", "output", "input of part", "loss", "gradient", "gradient of part", "parameter"

@@ -118,7 +118,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a golden run was made."""
+    """The place and time at which a golden run was made, and its script."""
 
     script: str  # the script, as it was given
     arguments: tuple[str, ...]  # its arguments

@@ -153,12 +153,12 @@ def _changes(golden: Facts, here: Facts, size: int) -> list[Finding]:
     """Return the differences of the settings of two runs."""
     modules = _changed_texts(_by_place(golden.modules), _by_place(here.modules))
     dropped = [change for change in modules if "Dropout" in change]
-    others = [change for change in modules if "Dropout" not in change]
+    of_modules = [change for change in modules if "Dropout" not in change]
     if not modules and golden.dropouts != here.dropouts:
         dropped = [f"{_rates(here.dropouts)}, in the golden run {_rates(golden.dropouts)}"]
     groups = _changed_texts(_by_name(golden.optimizers), _by_name(here.optimizers))
     named: tuple[tuple[Cause, str, Sequence[str]], ...] = (
-        ("model-changed", "the model is another one", others),
+        ("model-changed", "the model is another one", of_modules),
         ("dropout-rate", "values are dropped at other rates", dropped),
         ("optimizer-changed", "the optimizer has other settings", groups),
     )

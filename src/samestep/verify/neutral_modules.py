@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from samestep.autopilot.script.seeds import SEEDS_OF_NUMPY
 from samestep.autopilot.split.random_draws import BatchDraw, SplitDraws, sample_dim
 from samestep.autopilot.split.slice_context import batch_norm_of_slices, batch_norm_over_ranks
 from samestep.hooks import declarations
@@ -34,7 +35,7 @@ from samestep.verify.tensor_summary import is_own
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that round or approximate gradients
 _COMPRESSING_NAMES = ("fp16_compress", "bf16_compress")
-_ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless
+_ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless: a guess
 aten = torch.ops.aten
 
 
@@ -133,7 +134,7 @@ class _SeededDataset:
 
     def __getitem__(self, index: Any) -> Any:
         before = RngState.now()
-        seed_generators(hash(index) % 2**32)
+        seed_generators(hash(index) % SEEDS_OF_NUMPY)
         try:
             return self._inner[index]
         finally:

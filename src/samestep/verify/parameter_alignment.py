@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from samestep.verify.run_record import RunRecord, relative
+from samestep.verify.run_record import EQUAL, RunRecord, relative
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import OptimizerParameter, Step, Trace
 
@@ -25,7 +25,6 @@ _VECTORS = ("gradient", "before", "after")
 """Fields of a step with `BUCKETS` numbers for each parameter."""
 OF_GROUPS = ("learning_rates", "weight_decays")
 """Fields of a step with a number for each group of parameters; for each parameter, if these were aligned."""
-_EQUAL = 1e-6  # relative tolerance for sketches of one parameter
 
 
 class UnmatchedParametersError(Exception):
@@ -87,7 +86,7 @@ def _has_same_order(reference: RunRecord, run: RunRecord) -> bool:
     if any(parameters != nameless[0] for parameters in nameless):
         return False
     first, here = (_first(trace, 0) for trace in (reference.traces[0], run.traces[0]))
-    return first is None or here is None or relative(here, first) <= _EQUAL
+    return first is None or here is None or relative(here, first) <= EQUAL
 
 
 def _first(trace: Trace, optimizer: int) -> Sketches | None:
@@ -144,7 +143,7 @@ def _as_stage(
         if (
             shapes[part] == held_shapes
             and not any(known[part])
-            and all(relative(a, b) <= _EQUAL for a, b in zip(here, first[part], strict=True))
+            and all(relative(a, b) <= EQUAL for a, b in zip(here, first[part], strict=True))
         ):
             return {start + place: place for place in range(len(held))}
     return {}
@@ -185,7 +184,7 @@ def _by_content(
         if index in known:
             continue
         for place in free:
-            if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= _EQUAL:
+            if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= EQUAL:
                 pairs[index] = place
                 free.remove(place)
                 break

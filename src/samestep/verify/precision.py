@@ -20,9 +20,10 @@ _OF_VALUES = ("gradient", "gradient-norm", "loss", "update", "parameters")
 """Causes that rounding can have, when it grows by more than the disturbed run shows."""
 _OF_PRINTS = ("printed", "printed-text", "local-metric")
 """Causes that rounding can have, when it moves a sample across a decision: an accuracy, an early stop."""
-_SINGLE = (1e-10, 1e-5)  # bounds of the machine epsilon of single precision
+_SINGLE = (1e-10, 1e-5)  # the machine epsilon of float32, 1.2e-7, is between; no other type's is
 _SAME_IN_DOUBLE = 1e-9
-"""Largest relative deviation in double precision in the disputed step, if rounding is all that there is."""
+"""Largest relative deviation in double precision in the disputed step, if rounding is all that there is,
+which is 5e8 times as small there as in single precision."""
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _UNCHANGED = ("__get__", "copy_", "__setitem__", "__set__", "backward")
 """Functions that read attributes, or that write into a tensor and convert by themselves."""

@@ -38,9 +38,11 @@ _UNITS_BEHIND = re.compile(r"h|min")
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
 _MOST_DIGITS = 18
-"""Digits of the longest integer that counts something."""
+"""Digits of the longest integer that counts something: those of any 64-bit integer."""
 _VARIES = 0.01
-"""Relative difference between two runs on one worker from which a number counts as measured."""
+"""Relative difference between two runs on one worker from which a number counts as measured, such as a time:
+a guess."""
+_NO_ZERO = 1e-12  # stands for two numbers that are zero or less than that, which have no relative difference
 _PERCENT = 100.0
 
 
@@ -88,7 +90,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
                 continue
             known = _relative_distance(expected, usual[i][k]) if i in usual else 0.0
             value = _relative_distance(expected, printed)
-            last = 2 * _last_digit(expected) / max(abs(float(expected)), abs(float(printed)), 1e-12)
+            last = 2 * _last_digit(expected) / max(abs(float(expected)), abs(float(printed)), _NO_ZERO)
             if not value <= allowed_deviation(known, rounding) + last:
                 shape = lines[i].shape
                 numbers.append(

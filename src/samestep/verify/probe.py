@@ -30,17 +30,25 @@ from samestep.verify.observers.check import Observer, after, on_first_gradient
 from samestep.verify.observers.loss_graphs import loss_divisors
 from samestep.verify.run_length import RunLength
 from samestep.verify.script_settings import module_settings, optimizer_settings
-from samestep.verify.tensor_summary import norm, own_generator, row_keys, sketch
+from samestep.verify.tensor_summary import (
+    KEY_DECIMALS,
+    is_half_epsilon,
+    norm,
+    own_generator,
+    rounded_keys,
+    row_keys,
+    sketch,
+)
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Writer
 
 Context: TypeAlias = Callable[[], AbstractContextManager[Any]]
 ROUNDING = 16
-"""Size of the disturbance, in units of the rounding of the gradient's root mean square."""
+"""Size of the disturbance, in units of the rounding of the gradient's root mean square: a guess."""
 ROUNDING_OF_HALF = 2
-"""The same for dtypes whose machine epsilon is above `_HALF`, where more noise is no rounding any more."""
-_HALF = 1e-4
+"""The same for half types, where more noise is no rounding any more: 16 units of bfloat16 are 12 %."""
 _MOST_RESULTS = 8
-"""Numbers of a tensor that holds results, such as sums and counts; gradients and outputs have more."""
+"""Numbers of a tensor that holds results, such as sums and counts: a guess; gradients and outputs have
+more."""
 _CPU = torch.device("cpu")
 _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
@@ -421,7 +429,7 @@ def _epsilon(dtype: torch.dtype) -> float:
 
 def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None:
     """Add noise of the size of rounding errors at this machine epsilon."""
-    rounding = epsilon * (ROUNDING_OF_HALF if epsilon > _HALF else ROUNDING)
+    rounding = epsilon * (ROUNDING_OF_HALF if is_half_epsilon(epsilon) else ROUNDING)
     if tensor.is_sparse:
         tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
     elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
@@ -480,19 +488,15 @@ class _CallsOfTraining:
         ]
         called = {model for model, _ in of_training}
         self._always = called if self._always is None else self._always & called
-        removed = _rounded(key for model, keys in of_training if model in self._always for key in keys)
-        played = _rounded(key for (_, is_training), keys in calls.items() if is_training for key in keys)
-        used = _rounded(step.samples)
+        removed = rounded_keys(key for model, keys in of_training if model in self._always for key in keys)
+        played = rounded_keys(key for (_, is_training), keys in calls.items() if is_training for key in keys)
+        used = rounded_keys(step.samples)
         is_new = 2 * len(played - self._trained_on) > len(played)
         if is_new and used and 2 * len(used & played) >= len(used):
             step.has_rollout, removed = True, removed | played
         step.has_rollout |= bool(self._always & trained)
-        step.evaluated = [key for key in step.evaluated if round(key, 9) not in removed]
+        step.evaluated = [key for key in step.evaluated if round(key, KEY_DECIMALS) not in removed]
         self._trained_on |= used
-
-
-def _rounded(keys: Iterable[float]) -> set[float]:
-    return {round(key, 9) for key in keys}
 
 
 def _ranks_of_same_batch(models: Iterable[nn.Module]) -> list[int]:

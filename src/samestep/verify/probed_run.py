@@ -19,7 +19,7 @@ from samestep.autopilot.files.overlay_files import writing_to
 from samestep.autopilot.once_script import run_launched, run_once, silenced, without_ranks
 from samestep.autopilot.script.devices import gloo_on_cpu, own_device
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.script.seeds import fixed_seeds, seed_all
+from samestep.autopilot.script.seeds import SEED_BITS, fixed_seeds, seed_all
 from samestep.base import env
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.accelerators import can_have_accelerators, only_first_gpus
@@ -47,9 +47,10 @@ from samestep.verify.trace import Trace, Writer, read, read_modules
 
 Kind: TypeAlias = Literal["serial", "native", "spawns"]
 SEED = 4
-"""Seed of the global generators, equal in all runs, for scripts that do not seed them."""
+"""Seed of the global generators, equal in all runs, for scripts that do not seed them: arbitrary."""
 STOP_TIMEOUT_S = 10.0
-"""Time that a worker waits after its last step for the other workers to finish theirs."""
+"""Time that a worker waits after its last step for the other workers to finish theirs: a guess."""
+_POLL_S = 0.05  # longest pause between two looks at them
 _KEPT: list[Probe] = []
 """Probes, and with them the models, kept until the process ends: freeing the last DistributedDataParallel of
 a destroyed group can deadlock between Gloo's threads and Python's lock."""
@@ -296,7 +297,7 @@ class TracedRun:
         is_first = not mark.exists()
         mark.touch()
         marks = [self._folder_of(k) / "stopped" for k in range(self._recording)]
-        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=0.05)
+        holds_within(lambda: all(mark.exists() for mark in marks), STOP_TIMEOUT_S, most_s=_POLL_S)
         if self.ended_by and is_first:
             signal.raise_signal(self.ended_by)
             return
@@ -310,7 +311,7 @@ def rank_of_process() -> int:
 
 def _seed(rank: int) -> None:
     """Seed a native script: fresh interpreters differ on each rank, and here are also equal in each run."""
-    seed_all(partial(random.Random(SEED + rank).getrandbits, 63))
+    seed_all(partial(random.Random(SEED + rank).getrandbits, SEED_BITS))
 
 
 class _MainThreadText(io.TextIOWrapper):

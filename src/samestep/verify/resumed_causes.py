@@ -14,14 +14,11 @@ import numpy as np
 
 from samestep.base.units import counted
 from samestep.verify.causes import causes
-from samestep.verify.compare import Comparison, rounding_of
+from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
 from samestep.verify.printed_lines import last_lines
 from samestep.verify.run_record import RunRecord, relative, same_samples
+from samestep.verify.tensor_summary import KEY_DECIMALS
 from samestep.verify.verdict import Cause, Finding
-
-_DIGITS = 9
-"""Decimals of a sample's key, which is a sum in double precision."""
-_OF_VALUES = ("gradient-scale", "mean-of-means", "gradient", "gradient-norm", "loss", "update", "parameters")
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,9 @@ def _continues_after(resumption: Resumption, missing: int) -> bool:
     later = resumption.begins_at + missing
     passes = {resumption.usual.at(step).passes for step in range(resumption.begins_at, later)}
     is_epoch = resumption.begins_at == resumption.epoch.start or len(passes) > 1
-    return is_epoch and same_samples(resumption.resumed.samples(0), resumption.usual.samples(later))
+    if not is_epoch or later <= resumption.ended_after:  # the run that was ended has made these steps
+        return False
+    return same_samples(resumption.resumed.samples(0), resumption.usual.samples(later))
 
 
 def _samples(resumption: Resumption) -> Finding | None:
@@ -234,51 +233,86 @@ def _samples(resumption: Resumption) -> Finding | None:
     )
     if differing is None:
         return None
+    cause, message = _of_samples(resumption, differing)
+    return _finding(resumption, cause, message, begin + differing)
+
+
+def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
+    """Return the cause of other samples in a step of the resumed run, and the message about it."""
+    for test in (_in_later_epoch, _after_skipped_steps, _ahead):
+        if (cause := test(resumption, differing)) is not None:
+            return cause
+    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
     step = begin + differing
-    if differing >= len(resumption.resumed_epoch) or step >= resumption.epoch.stop:  # of a later epoch
-        return _finding(
-            resumption,
-            "resumed-other-order",
-            f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted "
-            "run: the generator of the order has another state.",
-            step,
-        )
     before = _keys(usual, range(resumption.epoch.start, begin))
     rest = _keys(usual, range(begin, resumption.epoch.stop))
     made = _keys(run, resumption.resumed_epoch)
+    if not made & (before + rest):
+        return _of_no_sample(resumption, step)
     is_cut = len(resumption.resumed_epoch) == run.steps or resumption.epoch.stop == usual.steps
-    repeated, skipped = sum(((made - rest) & before).values()), 0 if is_cut else sum((rest - made).values())
-    known = sum((made & (before + rest)).values())
-    if not known:
-        is_drawn = run.facts.augmented or usual.facts.augmented
-        cause: Cause = "resumed-draws" if is_drawn else "resumed-other-order"
-        why = (
-            "its data set draws random numbers, and their generator has another state"
-            if is_drawn
-            else "none of them is of this epoch"
-        )
-        return _finding(
-            resumption, cause, f"step {step} uses other samples than in the uninterrupted run: {why}.", step
-        )
-    parts = [
-        f"{counted(repeated, 'sample')} of the epoch a second time",
-        f"{counted(skipped, 'sample')} never",
-    ]
+    repeated, skipped = ((made - rest) & before).total(), 0 if is_cut else (rest - made).total()
+    again, never = f"{counted(repeated, 'sample')} of the epoch a second time", f"{skipped} never"
     if repeated and not skipped:
-        return _finding(resumption, "resumed-repeats", f"the resumed run uses {parts[0]}.", step)
+        return "resumed-repeats", f"the resumed run uses {again}."
     if skipped and not repeated:
-        return _finding(resumption, "resumed-skips", f"the resumed run uses {parts[1]} in this epoch.", step)
-    what = f" and uses {' and '.join(parts)}" if repeated else ""
-    return _finding(
-        resumption,
-        "resumed-other-order",
-        f"the resumed run uses the samples of the epoch in another order{what}.",
-        step,
+        return "resumed-skips", f"the resumed run never uses {counted(skipped, 'sample')} of this epoch."
+    use = f", {again} and {never}" if repeated else ""
+    return "resumed-other-order", f"the resumed run uses the samples of the epoch in another order{use}."
+
+
+def _of_no_sample(resumption: Resumption, step: int) -> tuple[Cause, str]:
+    """Return the cause of samples of which none belongs to the epoch, and the message about it."""
+    is_drawn = resumption.resumed.facts.augmented or resumption.usual.facts.augmented
+    uses = f"step {step} uses other samples than in the uninterrupted run"
+    if is_drawn:
+        return "resumed-draws", (
+            f"{uses}: its data set draws random numbers, and their generator has another state."
+        )
+    return "resumed-other-order", f"{uses}: none of them is of this epoch."
+
+
+def _in_later_epoch(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that the order differs in an epoch after the one that was resumed."""
+    step = resumption.begins_at + differing
+    if differing < len(resumption.resumed_epoch) and step < resumption.epoch.stop:
+        return None
+    return "resumed-other-order", (
+        f"step {step}, in an epoch after the resumed one, uses other samples than in the uninterrupted run: "
+        "the generator of the order has another state."
+    )
+
+
+def _after_skipped_steps(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that a step of the optimizer comes after more backwards, whose samples it has, too."""
+    step = resumption.begins_at + differing
+    backwards, usual = resumption.resumed.at(differing).backwards, resumption.usual.at(step).backwards
+    missing = _keys(resumption.usual, [step]) - _keys(resumption.resumed, [differing])
+    if backwards <= usual or missing:
+        return None
+    return "resumed-optimizer", (
+        f"step {step} follows {counted(backwards, 'backward')}, in the uninterrupted run {usual}: steps are "
+        "skipped, as by a GradScaler whose scale is not restored."
+    )
+
+
+def _ahead(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
+    """Find that two steps in succession have the samples of later ones."""
+    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at + differing
+    pairs = range(min(2, run.steps - differing))
+    later = (
+        step
+        for step in range(begin + 1, usual.steps - 1)
+        if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
+    )
+    if (step := next(later, None)) is None:
+        return None
+    return "resumed-skips", (
+        f"the resumed run has the weights of step {begin}, and uses the samples of step {step}."
     )
 
 
 def _keys(run: RunRecord, steps: Iterable[int]) -> Counter[float]:
-    return Counter(round(key, _DIGITS) for step in steps for key in run.samples(step).tolist())
+    return Counter(round(key, KEY_DECIMALS) for step in steps for key in run.samples(step).tolist())
 
 
 def _rate(resumption: Resumption) -> Finding | None:
@@ -288,7 +322,9 @@ def _rate(resumption: Resumption) -> Finding | None:
         return None
     here, step = resumption.resumed.at(first.step).learning_rates, resumption.begins_at + first.step
     usual = [resumption.usual.at(index).learning_rates for index in range(resumption.usual.steps)]
-    of_step = next((index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=1e-9)), None)
+    of_step = next(
+        (index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=SAME_RATE)), None
+    )
     where = "" if of_step is None else f", which is that of step {of_step}"
     return _finding(
         resumption,

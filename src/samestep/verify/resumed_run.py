@@ -19,6 +19,7 @@ from samestep.verify.parameter_alignment import UnmatchedParametersError, align_
 from samestep.verify.resumed_causes import Resumption, resumed_causes
 from samestep.verify.run_length import (
     LEAST_STEPS,
+    LEAST_STEPS_OF_SLOW_SCRIPTS,
     TOTAL_S,
     EndedAfter,
     FixedLength,
@@ -58,7 +59,9 @@ class ResumedVerification:
         """
         size = self.workers[0]
         where = f"on {counted(size, 'worker')}"
-        length: RunLength = WithinTime(UntilEvaluatedAfter(self.steps), TOTAL_S / 4)
+        length: RunLength = WithinTime(
+            UntilEvaluatedAfter(self.steps), TOTAL_S / 4, least=self.steps + LEAST_STEPS_OF_SLOW_SCRIPTS
+        )
         usual = self.runs.run(self.script, size, "uninterrupted", length=length)
         require_steps(usual, self.script, where)
         if usual.steps <= self.steps:

@@ -10,10 +10,14 @@ from typing import Protocol
 
 from samestep.base.console import is_quiet
 from samestep.base.units import seconds_text
+from samestep.verify.tensor_summary import rounded_keys
 from samestep.verify.trace import Step
 
 TOTAL_S = 120.0
-"""Time in seconds that all runs of a verification take together, if the user gives no number of steps."""
+"""Time in seconds that all runs of a verification take together, if the user gives no number of steps.
+
+It is a guess at how long a user waits, as the numbers of steps below are at how many are enough.
+"""
 LEAST_STEPS = 20
 """Steps of a run that has reached an evaluation and a second epoch earlier."""
 LEAST_STEPS_UNEVALUATED = 200
@@ -83,7 +87,7 @@ class UntilEvaluated:
     def _note(self, step: Step) -> None:
         self._has_evaluated |= bool(step.evaluated)
         if self._epoch is None:
-            keys = {round(key, 9) for key in step.samples}
+            keys = rounded_keys(step.samples)
             if step.passes or keys & self._known:  # samples with noise do not repeat
                 self._epoch = step.index
             self._known |= keys
@@ -137,6 +141,7 @@ class WithinTime:
 
     length: RunLength
     limit_s: float  # the time limit in seconds, from the first step on
+    least: int = LEAST_STEPS_OF_SLOW_SCRIPTS  # steps that are made whatever time they take
     clock: Callable[[], float] = time.monotonic  # returns the time in seconds
     _first_s: float | None = field(init=False, default=None)
 
@@ -144,7 +149,7 @@ class WithinTime:
         """See `RunLength`."""
         now = self.clock()
         self._first_s = now if self._first_s is None else self._first_s
-        is_late = step.index + 1 >= LEAST_STEPS_OF_SLOW_SCRIPTS and now - self._first_s >= self.limit_s
+        is_late = step.index + 1 >= self.least and now - self._first_s >= self.limit_s
         return self.length.is_reached(step, optimizers=optimizers) or is_late
 
     def total(self, optimizers: int) -> int | None:
@@ -152,7 +157,7 @@ class WithinTime:
         return self.length.total(optimizers)
 
 
-_PAUSE_S = 0.2  # least time in seconds between two changes of the line
+_PAUSE_S = 0.2  # least time in seconds between two changes of the line: a guess
 
 
 @dataclass(slots=True)

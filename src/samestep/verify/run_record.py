@@ -15,16 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from samestep.launch.local.failure import Failure
+from samestep.verify.tensor_summary import KEY_DECIMALS, rounded_keys
 from samestep.verify.trace import Facts, ModuleRecord, Step, Trace
 from samestep.verify.verdict import Origin
 
 Vector = npt.NDArray[np.float64]
 EQUAL = 1e-6
-"""Largest relative difference between ranks that the rounding of a collective explains."""
+"""Largest relative difference between ranks that the rounding of a collective explains: eight units in the
+last place of single precision."""
 
 _SAME_KEY = 1e-9  # relative tolerance for keys of equal samples, which are sums in double precision
 _CLOSE_KEY = 1e-3
-"""Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input."""
+"""Tolerance relative to the keys' spread: another model's output, which is rounded, can be the input. It is a
+guess, far below the distance of two samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class RunRecord:
         if len(self.traces) == 1:
             return 0.0
         first, *further_ranks = [
-            Counter(round(key, 9) for step in trace.steps[:steps] for key in step.samples)
+            Counter(round(key, KEY_DECIMALS) for step in trace.steps[:steps] for key in step.samples)
             for trace in self.traces
         ]
         elsewhere = set().union(*further_ranks)
@@ -161,7 +164,7 @@ class RunRecord:
         for step in range(self.steps):
             if self.at(step).passes:
                 return step
-            keys = {round(key, 9) for key in self.samples(step).tolist()}
+            keys = rounded_keys(self.samples(step).tolist())
             of_optimizer = known[self.at(step).optimizer]
             if keys & of_optimizer:
                 return step
@@ -170,7 +173,7 @@ class RunRecord:
 
     def epochs(self) -> int:
         """Return how many steps use the average sample, rounded up."""
-        of_steps = [{round(key, 9) for key in self.samples(step).tolist()} for step in range(self.steps)]
+        of_steps = [rounded_keys(self.samples(step).tolist()) for step in range(self.steps)]
         passes = max((self.at(step).passes for step in range(self.steps)), default=0)
         return max(1 + passes, -(-sum(map(len, of_steps)) // max(1, len(set().union(*of_steps)))))
 

@@ -8,6 +8,7 @@ from samestep.base.units import counted
 from samestep.verify.compare import Comparison
 from samestep.verify.printed_lines import deviating_numbers
 from samestep.verify.run_record import same_samples
+from samestep.verify.tensor_summary import KEY_DECIMALS, rounded_keys
 from samestep.verify.verdict import Cause, Finding
 
 REPEATED_EPOCHS = "a DistributedSampler shuffles every epoch in the same order: call its set_epoch(epoch)."
@@ -52,7 +53,7 @@ def samples(comparison: Comparison) -> Finding | None:
 def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:
     """Return why a step uses as many samples as on one worker, but different ones, and what to do."""
     here, usual = (
-        np.unique(np.concatenate([record.samples(k) for k in range(record.steps)]).round(9))
+        np.unique(np.concatenate([record.samples(k) for k in range(record.steps)]).round(KEY_DECIMALS))
         for record in (comparison.run, comparison.reference)
     )
     if comparison.reference.first_epoch() < comparison.reference.steps and len(here) < len(usual):
@@ -134,7 +135,7 @@ def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
     """Return how many samples all ranks evaluate last: a remainder that they do not share, and no padding."""
     equal = 0
     for keys in zip(*(reversed(evaluated) for evaluated in of_ranks), strict=False):
-        if len({round(key, 9) for key in keys}) > 1:
+        if len(rounded_keys(keys)) > 1:
             break
         equal += 1
     return equal

@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.base.units import counted
+from samestep.base.units import counted, one_line
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch
 from samestep.verify.probed_run import Kind, TracedRun
@@ -64,7 +64,7 @@ class ScriptRuns:
 
 
 def require_end(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run did not fail; `where` names it in the message.
+    """Check that a run did not fail; `where` tells which, in the message.
 
     Raises:
         UsageError: it failed.
@@ -74,7 +74,7 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
 
 
 def require_steps(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run which is to be a reference did not fail, and made steps; `where` names it.
+    """Check that a run which is to be a reference did not fail, and made steps; `where` tells which.
 
     Raises:
         UsageError: it failed, or made no step.
@@ -91,7 +91,7 @@ def _failure(run: RunRecord) -> str:
     """Return how a run failed."""
     facts, failure = run.facts, run.failure
     if facts.ended != "killed":
-        return f"{facts.ended}: {' '.join(facts.message.split())[:300]}".removesuffix(".")
+        return f"{facts.ended}: {one_line(facts.message)}".removesuffix(".")
     if failure is None:
         return "its process exited without Python's cleanup (os._exit?) and reported no error"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"

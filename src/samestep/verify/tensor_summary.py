@@ -18,14 +18,18 @@ from torch import Tensor
 BUCKETS = 16
 """Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
 PROJECTIONS = 4
-"""Numbers per row that are linear in it: products with random vectors. The order of the row's elements does
-not change the numbers after them."""
+"""Numbers per row that are linear in it: products with random vectors; how many is a guess. The order of the
+row's elements does not change the numbers after them."""
+KEY_DECIMALS = 9
+"""Decimals of a sample's key by which equal samples are found: a key is a sum in double precision."""
+_HALF = 1e-4  # between the machine epsilon of float32, 1.2e-7, and that of float16, 9.8e-4
 Rows = list[list[float]]
 
 _OWN_SEEDS = range(0x5EED_20021, 0x5EED_20021 + 4)
 """The seeds of `verify`'s own generators, which no script has."""
 _NAN, _INFINITY = 6173.25, 7919.75
-"""The values of elements that are not finite in a sample's key, so that equal samples have one key."""
+"""The values of elements that are not finite in a sample's key, so that equal samples have one key: arbitrary
+numbers that data rarely have."""
 
 
 def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
@@ -47,6 +51,16 @@ def row_keys(tensor: Tensor) -> list[float]:
     rows = _in_double(tensor).reshape(tensor.size(0), -1)
     finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
     return torch.mv(finite, _weights(rows.size(1))).tolist()
+
+
+def rounded_keys(keys: Iterable[float]) -> set[float]:
+    """Return the distinct keys of samples, rounded to `KEY_DECIMALS`."""
+    return {round(key, KEY_DECIMALS) for key in keys}
+
+
+def is_half_epsilon(epsilon: float) -> bool:
+    """Return whether a machine epsilon is one of a half type."""
+    return epsilon > _HALF
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,3 +15,15 @@ def run(processes):
         return found
 
     return run
+
+
+@pytest.fixture
+def compared(run):
+    """Runs with helpers, and compares the results with those of one worker; returns counts and the report."""
+
+    def compared(work, *args, size=2, **how):
+        results, *report = run(size, work, *args, **how)
+        assert results == pytest.approx(work(*args), rel=0, abs=1e-12)
+        return report
+
+    return compared

@@ -3,35 +3,33 @@
 import pytest
 
 from support import branching_models as models
+from support.script_runner import ALL_SPLIT
+from support.split_check_models import parts_on_workers
 
 
 @pytest.mark.parametrize(
-    "make",
-    [models.Compares, models.Scales, models.MissingTargets, models.Clamps, models.NotesInBackward],
+    ("make", "counts"),
+    [
+        # a dependence on other samples that only later batches show
+        *((models.Compares, (0, 5)), (models.Scales, (0, 5)), (models.MissingTargets, (0, 5))),
+        *((models.Clamps, (0, 5)), (models.NotesInBackward, (0, 5))),
+        (models.Routes, (5, 0)),  # a branch that does not compare samples
+        (models.Branches, (2, 3)),  # a branch that no check has covered
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_dependence_that_only_later_batches_show_keeps_a_model_unsplit(run, make):
-    serial = models.trained(make)
-    found, split, unsplit, _ = run(2, models.trained, make)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
-    assert (split, unsplit) == (0, 5)
+def test_branches_that_only_later_batches_take_have_the_results_of_one_worker(compared, make, counts):
+    split, unsplit, lines = compared(models.trained, make)
+    assert (split, unsplit) == counts, lines
 
 
-def test_a_branch_that_does_not_compare_samples_is_split(run):
-    serial = models.trained(models.Routes)
-    found, split, *_ = run(2, models.trained, models.Routes)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
-    assert split == 5
+def test_a_parametrized_part_of_an_unsplit_model_is_split(processes):
+    serial, work = models.trained(models.NotesInBackward), (models.trained, models.NotesInBackward)
+    ((results, split, _),) = processes.run(parts_on_workers, 1, 2, ALL_SPLIT, *work)
+    assert results == pytest.approx(serial, rel=0, abs=1e-12)
+    assert split > 5
 
 
-def test_a_call_with_a_branch_that_no_check_has_covered_stays_unsplit(run):
-    serial = models.trained(models.Branches)
-    found, split, unsplit, lines = run(2, models.trained, models.Branches)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
-    assert (split, unsplit) == (2, 3), lines
-
-
-def test_cached_parametrized_weights_are_updated_as_in_the_serial_script(run):
-    serial = models.with_cache()
-    found, split, *_ = run(2, models.with_cache)
-    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+def test_cached_parametrized_weights_are_updated_as_in_the_serial_script(compared):
+    split, *_ = compared(models.with_cache)
     assert split == 9

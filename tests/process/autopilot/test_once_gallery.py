@@ -23,7 +23,6 @@ UNSPLIT = {
     "small_router.py": ("SwitchLoss", "SoftLoss", "InOne", "Capacity"),
     "table_lookups.py": ("Graph",),
     "labels_as_indices.py": ("Gathered", "Positioned", "Shifted", "Routed"),
-    "later_batches.py": ("MissingTargets", "Clamped", "Outliers", "Watched"),
 }
 """Modules whose calls must stay unsplit, in scripts that also call modules that are split."""
 PARTS = {
@@ -37,24 +36,16 @@ PARTS = {
     "small_router.py": ("Linear in SwitchLoss", "Linear in Capacity"),
     "table_lookups.py": ("Linear in Graph",),
     "labels_as_indices.py": ("Embedding in Positioned", "Linear in Routed"),
-    "later_batches.py": ("ParametrizedLinear in Watched",),
 }
 """Modules that are split in place of those."""
 SHORT = (
     *("accumulation", "batch_memories", "changing_globals", "compiled", "dropout_zoo", "ema", "gan"),
-    *(
-        "kept_in_objects",
-        "later_batches",
-        "observed_wholes",
-        "plateau_scheduler",
-        "rnn_classifier",
-        "sparse_embeddings",
-    ),
+    *("kept_in_objects", "observed_wholes", "plateau_scheduler", "rnn_classifier", "sparse_embeddings"),
     *("weights_beside", "wgan_gp"),
 )
 """Scripts that change what helpers have: weights, statistics, globals, generators; and kinds of gradients."""
 SHORT_ON_THREE = ("batch_memories", "dropout_zoo", "gpt_loss_inside", "state_in_containers")
-SHORT_STRICT = ("cropped_to_longest", "gan", "labels_as_indices", "rnn_classifier", "table_lookups")
+SHORT_STRICT = ("gan", "labels_as_indices", "rnn_classifier", "table_lookups")
 """Scripts with indices, labels, sequences, and batch norm."""
 
 
@@ -99,14 +90,14 @@ def test_a_device_that_is_as_strict_as_cuda_gives_the_same(processes, alone, scr
 
 def runs_as_alone(processes, script, ran_alone, folder, helpers, *, is_strict=False):
     """Run a script with helpers, and compare it with its run without them; return the report."""
-    serial, theirs = ran_alone
+    serial, serial_folder = ran_alone
     printed, account = run(processes, script, folder, helpers, is_strict=is_strict)
     if script.deterministic:
         assert difference(serial, printed, leave_out=script.timing_patterns) is None
         for name in script.files:
-            assert same_contents(theirs / name, folder / name), name
+            assert same_contents(serial_folder / name, folder / name), name
     assert len(printed.splitlines()) == len(serial.splitlines())
-    assert files(folder) == files(theirs) == sorted(script.files)
+    assert files(folder) == files(serial_folder) == sorted(script.files)
     split = [line for line in account if line.endswith((" call split", " calls split"))]
     assert bool(split) == (script.name not in NOTHING_TO_SPLIT), account
     assert not [

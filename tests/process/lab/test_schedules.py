@@ -8,7 +8,6 @@ import torch
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.consistency_check import steps
 from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
-from samestep.ranks.world.operation import OPS
 from samestep_lab.collectives import executor
 from samestep_lab.collectives.algorithms import (
     ALL_GATHER,
@@ -34,49 +33,13 @@ def tensor_of(rank, count, dtype):
     return torch.randint(1, 3, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 
-def all_reduces(world):
-    """Return the wrong results, and the digest of all results."""
-    world, wrong, digest = on_one_host(world), [], []
-    rank, size = world.place.rank, world.place.size
-    for dtype in DTYPES[:-1]:
-        for count in [*COUNTS, LONG] if dtype == torch.float32 else COUNTS:
-            every = [tensor_of(one, count, dtype) for one in range(size)]
-            stack = torch.stack(every).double()
-            exact = {
-                "sum": stack.sum,
-                "mean": stack.mean,
-                "product": stack.prod,
-                "min": stack.amin,
-                "max": stack.amax,
-            }
-            for name, all_reduce in ALL_REDUCE.items():
-                for op in OPS if count != LONG else ["sum"]:
-                    if op == "mean" and not dtype.is_floating_point:
-                        continue
-                    if name == "native" and dtype == torch.int16:
-                        continue  # which Gloo does not have
-                    got = every[rank].clone()
-                    all_reduce(world, got, op)
-                    if not torch.equal(got.double(), exact[op](0).to(dtype).double()):
-                        wrong.append((name, op, dtype, count))
-                    digest.append(float(got.double().sum()))
-    return wrong, digest
-
-
-def test_all_reduce_is_correct_and_equal_on_all_ranks(processes):
-    (wrong, digest), *others = processes.run(all_reduces, 3)
-
-    assert not wrong
-    assert others == [(wrong, digest)] * 2
-
-
 def means_in_half_precision(world):
-    near, found = on_one_host(world), []
+    near, means = on_one_host(world), []
     for all_reduce in ALL_REDUCE.values():
         tensor = torch.full((5,), 40000.0, dtype=torch.float16)  # two of which do not fit
         all_reduce(near, tensor, "mean")
-        found.append(tensor.unique().tolist())
-    return found
+        means.append(tensor.unique().tolist())
+    return means
 
 
 def test_a_mean_that_half_precision_can_represent_does_not_overflow(processes):
@@ -157,10 +120,12 @@ def test_an_error_names_the_ranks_and_their_calls_and_the_next_call_succeeds(pro
 def counted(world, name):
     """Return how many messages an all-reduce sends on this rank, with shared memory and without."""
     plain, shared = CountingWorld(world), CountingWorld(world)
-    ALL_REDUCE[name](plain, torch.ones(100), "sum")
     near = on_one_host(shared)
     assert isinstance(near, OneHostWorld)
-    ALL_REDUCE[name](near, torch.ones(100), "sum")
+    for some in (plain, near):
+        tensor = torch.arange(100.0)
+        ALL_REDUCE[name](some, tensor, "sum")
+        assert tensor.equal(3 * torch.arange(100.0))
     return plain.messages, shared.messages
 
 

@@ -43,7 +43,10 @@ MORE_RANKS = [
 
 
 CASES = [*((name, 2) for name in SCRIPTS), *MORE_RANKS]
-SHORT = ("gradients_summed 2", "evaluation_on_rank_0 2", "saved_on_all_ranks 2", "wrapper_not_called 2")
+SHORT = (
+    *("gradients_summed 2", "evaluation_on_rank_0 2", "saved_on_all_ranks 2", "wrapper_not_called 2"),
+    "batch_of_each_rank 2",
+)
 
 
 @pytest.mark.parametrize("case", mostly_long(CASES, SHORT, lambda case: f"{case[0]} {case[1]}"))

@@ -1,19 +1,18 @@
-"""Every schedule equals float64 arithmetic, for any number of ranks, type, shape and operation."""
+"""Schedules compute precisely, send large tensors in pieces, and refuse calls that are wrong or differ.
+
+Their results for any number of ranks, type, shape and operation are tested by the conformance kit.
+"""
 
 import re
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.ranks.collectives import consistency_check
-from samestep.ranks.world.operation import OPS
 from samestep.ranks.world.thread_world import run_ranks
 from samestep_lab.collectives import executor
 from samestep_lab.collectives.algorithms import (
-    ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
     GATHER,
@@ -22,109 +21,8 @@ from samestep_lab.collectives.algorithms import (
     SCATTER,
 )
 
-FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 SUMMED = ["naive", "tree", "ring", "halving_doubling", "native"]
 COPIED = ["naive", "tree", "scatter_all_gather", "native"]
-SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 4), (4, 4, 3)]
-
-
-def tensor_of(rank, shape, dtype):
-    """Return numbers of a few bits, whose sums and products over eight ranks are exact in most types."""
-    drawn = torch.randint(1, 3, shape, generator=torch.Generator().manual_seed(rank))
-    return drawn.to(dtype)
-
-
-def strided(tensor):
-    """Return a tensor of the same elements that is not contiguous."""
-    return torch.stack([tensor, tensor], dim=-1)[..., 1]
-
-
-def reduced(tensors, op):
-    stack = torch.stack(tensors).double()
-    return {
-        "sum": stack.sum,
-        "mean": stack.mean,
-        "product": stack.prod,
-        "min": stack.amin,
-        "max": stack.amax,
-    }[op](0)
-
-
-@given(
-    size=st.integers(1, 8),
-    shape=st.sampled_from(SHAPES),
-    dtype=st.sampled_from(DTYPES),
-    op=st.sampled_from(OPS),
-    name=st.sampled_from(SUMMED),
-    make=st.sampled_from([torch.clone, strided]),
-)
-@settings(max_examples=300)
-def test_all_reduce(size, shape, dtype, op, name, make):
-    if op == "mean" and dtype not in FLOATS:
-        op = "sum"
-    every = [tensor_of(rank, shape, dtype) for rank in range(size)]
-
-    def fn(world):
-        tensor = make(every[world.place.rank])
-        ALL_REDUCE[name](world, tensor, op)
-        return tensor
-
-    first, *others = run_ranks(fn, size)
-
-    exact = reduced(every, op)
-    assert torch.equal(first.double(), exact.to(dtype).double())
-    assert all(torch.equal(first, other) for other in others)
-
-
-@given(
-    size=st.integers(1, 8),
-    shape=st.sampled_from(SHAPES),
-    dtype=st.sampled_from(DTYPES),
-    root=st.integers(0, 7),
-    name=st.sampled_from(COPIED),
-    make=st.sampled_from([torch.clone, strided]),
-)
-@settings(max_examples=150)
-def test_broadcast(size, shape, dtype, root, name, make):
-    every = [tensor_of(rank, shape, dtype) for rank in range(size)]
-
-    def fn(world):
-        tensor = make(every[world.place.rank])
-        BROADCAST[name](world, tensor, root % size)
-        return tensor
-
-    assert all(torch.equal(got, every[root % size]) for got in run_ranks(fn, size))
-
-
-@given(
-    size=st.integers(1, 8),
-    shape=st.sampled_from(SHAPES),
-    dtype=st.sampled_from(DTYPES),
-    root=st.integers(0, 7),
-)
-@settings(max_examples=100)
-def test_rooted_collectives(size, shape, dtype, root):
-    root %= size
-    every = [tensor_of(rank, (size, *shape), dtype) for rank in range(size)]
-
-    def fn(world):
-        rows, rank = strided(every[world.place.rank]), world.place.rank
-        gathered = GATHER["tree"](world, rows, root)
-        part = SCATTER["tree"](world, rows, root)
-        share = REDUCE_SCATTER["ring"](world, rows, "sum")
-        everything = ALL_GATHER["ring"](world, rows)
-        assert torch.equal(rows, every[rank])
-        REDUCE["tree"](world, rows, "max", root)
-        return gathered, part, share, everything, rows
-
-    for rank, (gathered, part, share, everything, rows) in enumerate(run_ranks(fn, size)):
-        assert (gathered is not None) == (rank == root)
-        for one in [everything] + [gathered] * (rank == root):
-            assert all(torch.equal(a, b) for a, b in zip(one, every, strict=True))
-        assert torch.equal(part, every[root][rank])
-        assert torch.equal(share, reduced(every, "sum").to(dtype)[rank])
-        assert torch.equal(rows, reduced(every, "max").to(dtype) if rank == root else every[rank])
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -142,7 +40,7 @@ def test_large_tensors_are_sent_in_pieces(name, early, monkeypatch):
 
     first, *others = run_ranks(fn, 3)
 
-    assert torch.allclose(first.double(), reduced(every, "sum"), atol=1e-6)
+    assert torch.allclose(first.double(), torch.stack(every).double().sum(0), atol=1e-6)
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -161,42 +59,32 @@ def test_half_precision_is_summed_in_single_precision():
 def test_a_half_precision_mean_does_not_overflow(size):
     def fn(world):
         every = torch.full((size, 3), 16384.0, dtype=torch.float16)
-        found = [REDUCE_SCATTER["ring"](world, every, "mean")]
+        means = [REDUCE_SCATTER["ring"](world, every, "mean")]
         for name in SUMMED:
-            found.append(every.clone())
-            ALL_REDUCE[name](world, found[-1], "mean")
+            means.append(every.clone())
+            ALL_REDUCE[name](world, means[-1], "mean")
         root = every.clone()
         REDUCE["tree"](world, root, "mean", 0)
-        return [one.unique().tolist() for one in (*found, root)]
+        return [mean.unique().tolist() for mean in (*means, root)]
 
     assert run_ranks(fn, size) == [[[16384.0]] * (len(SUMMED) + 2)] * size
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "product"])
+@pytest.mark.parametrize("op", ["sum", "mean", "product", "sum of lazy conjugates"])
 @pytest.mark.parametrize("name", SUMMED)
 def test_complex_numbers(name, op):
     every = [torch.tensor([1 + 2j, 3.0, 1j]) * (rank + 1) for rank in range(3)]
+    is_lazy, op = "lazy" in op, op.partition(" ")[0]
 
     def fn(world):
         tensor = every[world.place.rank].clone()
+        tensor = tensor.conj() if is_lazy else tensor
         ALL_REDUCE[name](world, tensor, op)
-        return tensor
+        return tensor.resolve_conj()
 
     stack = torch.stack(every)
     exact = {"sum": stack.sum, "mean": stack.mean, "product": stack.prod}[op](0)
-    assert all(torch.allclose(tensor, exact) for tensor in run_ranks(fn, 3))
-
-
-@pytest.mark.parametrize("name", SUMMED)
-def test_lazy_conjugates(name):
-    every = [torch.tensor([1 + 2j, 3.0, 1j]) * (rank + 1) for rank in range(3)]
-
-    def fn(world):
-        tensor = every[world.place.rank].clone().conj()
-        ALL_REDUCE[name](world, tensor, "sum")
-        return tensor.resolve_conj()
-
-    exact = torch.stack(every).sum(0).conj()
+    exact = exact.conj() if is_lazy else exact
     assert all(torch.allclose(tensor, exact) for tensor in run_ranks(fn, 3))
 
 

@@ -1,4 +1,4 @@
-"""Each of at least fifty bad inputs ends with exit code 2 and one line, with its value and advice."""
+"""Each of many bad inputs ends with exit code 2 and one line, with its value and advice."""
 
 import pytest
 
@@ -14,7 +14,16 @@ BAD = [
     (["run", "book.ipynb"], "notebook", "nbconvert"),
     (["run", "-"], "- ", "save it"),
     (["run", "torchrun", "train.py"], "torchrun", "without"),
+    (["run", "accelerate", "launch", "train.py"], "accelerate", "without"),
+    (["run", "--no-python", "/opt/venv/bin/torchrun", "train.py"], "torchrun", "without"),
+    (["run", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run", "without"),
+    (["run", "-n", "2", "-m", "no.such.module"], "no.such.module", "installed"),
     (["run", "-m", "--no-python", "x"], "-m", "--no-python"),
+    (["run", "--log-dir", "/proc/none", "train.py"], "/proc/none", "--log-dir"),
+    (["run", "--tee", "9", "train.py"], "'9'", "--tee"),
+    (["run", "--nproc-per-node", "gpus", "train.py"], "gpus", "cpu"),
+    (["run", "--nnodes", "1:4", "train.py"], "1:4", "--rdzv-backend c10d"),
+    (["run", "--no-such-flag", "train.py"], "--no-such-flag", "--help"),
     (["run", "--redirects", "1", "x.py"], "--redirects 1", "--log-dir"),
     (["run", "--no-python", "no-such-program"], "no-such-program", "PATH"),
     (["run", "-n", "0", "train.py"], "0", "-n"),
@@ -48,6 +57,17 @@ BAD = [
     (["train", "digits", "--model", "resnet17"], "resnet17", "resnet18"),
     (["train", "digits", "--resume", "missing", "--out", "x"], "--out", "--resume"),
     (["train", "mnist", "--data-dir", "missing"], "missing", "--data-dir"),
+    (["train", "digits", "-n", "2", "--batch-size", "1"], "--batch-size 1", "fewer workers"),
+    (["train", "digits", "--milestones", "3,5"], "3,5", "--schedule multistep"),
+    (["train", "digits", "--milestones", "3;5"], "'3;5'", "30,45"),
+    (["train", "digits", "--fast"], "digits", "mnist"),
+    (["train", "digits", "--batch-per-worker", "8", "--batch-size", "8"], "--batch-size 8", "global batch"),
+    (["train", "digits", "--eval-only"], "--eval-only", "--from"),
+    (["train", "digits", "--config", "missing.toml"], "missing.toml", "configuration"),
+    (["train", "digits", "--config", "broken.toml"], "broken.toml", "TOML"),
+    (["train", "digits", "--clock-steps", "5"], "--clock-steps", "--clock"),
+    (["train", "digits", "--metric", "Beauty"], "Beauty", "Accuracy"),
+    (["train", "digits", "--out", "train.py/run"], "train.py/run", "--out"),
     (["verify", "missing.py"], "missing.py", "script"),
     (["verify", "train.py", "-n", "1,x"], "1,x", "1,2"),
     (["scale", "train.py", "-n", "1,1"], "1", "--repeats"),
@@ -81,16 +101,12 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "empty.csv").write_text("")
 
 
-def test_at_least_fifty_bad_inputs_are_tested():
-    assert len(BAD) >= 50
-
-
 @pytest.mark.parametrize(("command", "value", "remedy"), BAD, ids=[" ".join(one[0])[:60] for one in BAD])
 def test_a_bad_input_is_refused_in_one_line_with_the_value_and_advice(here, capsys, command, value, remedy):
     code = run_command(list(command))
 
     captured = capsys.readouterr()
-    assert code == 2, captured
+    assert (code, captured.out) == (2, ""), captured
     (line,) = captured.err.splitlines()
     assert line.startswith("samestep: ")
     assert value in line

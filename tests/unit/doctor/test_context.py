@@ -53,19 +53,21 @@ def test_a_correct_slurm_step_has_no_findings():
     assert examined("slurm_step_2x2_rank3").findings == []
 
 
-def test_a_batch_script_without_srun_is_a_problem():
-    (text,) = problems(examined("slurm_sbatch_script"))
-    assert "srun" in text
-
-
-def test_an_unresolvable_master_is_a_problem():
-    (text, *_) = problems(examined("slurm_step_2x2_rank3", address_of=fail_to_resolve))
-    assert "node0 cannot be resolved" in text
-
-
-def test_several_hosts_without_a_master_address_are_a_problem():
-    (text,) = problems(examined("openmpi_2x2_rank3", MASTER_ADDR="", MASTER_PORT=""))
-    assert "-x MASTER_ADDR=" in text
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("slurm_sbatch_script", {}, "srun"),
+        ("slurm_step_2x2_rank3", {"address_of": fail_to_resolve}, "node0 cannot be resolved"),
+        ("openmpi_2x2_rank3", {"MASTER_ADDR": "", "MASTER_PORT": ""}, "-x MASTER_ADDR="),
+        ("slurm_step_2x2_rank3", {"OMP_NUM_THREADS": "64"}, "8 core(s)"),
+        ("openmpi_one_host_rank3", {"mask": (3,)}, "--bind-to none"),
+    ],
+    ids=["no srun", "unresolvable master", "no address", "more threads than cores", "bound to one core"],
+)
+def test_a_problem_is_found(name, changes, words):
+    text, *more = problems(examined(name, **changes))
+    assert words in text
+    assert not more or "address_of" in changes
 
 
 def test_too_few_devices_are_a_problem():
@@ -82,16 +84,6 @@ def test_the_single_thread_of_torchrun_is_a_problem_on_the_cpu():
     gpus = DeviceFacts(kind="cuda", count=2, uuids=("A", "B"), label="cuda")
     assert problems(examined("torchrun_one_host_rank1", facts=gpus)) == []
     assert problems(examined("torchrun_one_host_rank1", cores=2)) == []
-
-
-def test_more_threads_than_cores_are_a_problem():
-    (text,) = problems(examined("slurm_step_2x2_rank3", OMP_NUM_THREADS="64"))
-    assert "8 core(s)" in text
-
-
-def test_the_binding_of_open_mpi_to_one_core_is_a_problem():
-    (text,) = problems(examined("openmpi_one_host_rank3", mask=(3,)))
-    assert "--bind-to none" in text
 
 
 def test_a_task_bound_by_slurm_uses_all_cores_of_its_mask():

@@ -15,13 +15,13 @@ from samestep.run.worker_monitors import _checked, _last_line, clocked
 
 
 def test_the_last_line_on_stderr_is_stored_and_the_stream_is_restored(capsys):
-    written = sys.stderr.write
+    attributes = dict(vars(sys.stderr))
     with _last_line(sys.stderr) as last_line:
         print("usage: t.py", file=sys.stderr)
         print("t.py: error: no --lr\n", file=sys.stderr)
 
     assert last_line() == "t.py: error: no --lr"
-    assert sys.stderr.write == written
+    assert vars(sys.stderr) == attributes
     assert capsys.readouterr().err == "usage: t.py\nt.py: error: no --lr\n\n"
 
 

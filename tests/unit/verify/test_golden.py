@@ -58,7 +58,7 @@ def compared(golden, run, kind="serial"):
     return [finding.cause for finding in report.all_findings], report
 
 
-def test_what_is_read_is_what_was_written(golden):
+def test_a_golden_run_is_read_as_it_was_written(golden):
     first = replace(trained(), origin="golden")
     kept = golden().run
     for here, usual in zip(kept.traces[0].steps, folded(first).traces[0].steps, strict=True):
@@ -109,7 +109,7 @@ def test_hundred_steps_of_a_large_model_take_less_than_a_megabyte(tmp_path):
         ({"steps": 5}, ["number-of-steps"]),
     ],
 )
-def test_what_has_changed_is_named(golden, changed, codes):
+def test_a_change_is_named(golden, changed, codes):
     assert compared(golden(), trained(**changed))[0] == codes
 
 

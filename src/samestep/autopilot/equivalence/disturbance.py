@@ -7,6 +7,7 @@ double precision, which makes small differences visible. All ranks apply the sam
 come from a generator that is seeded here, and the script's random streams do not change.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,18 +33,34 @@ from samestep.hooks.tensor_tree import Path, mapped
 
 aten = torch.ops.aten
 _LOWER = (torch.float32, torch.float16, torch.bfloat16)
-_CYCLE = 2520
+_CYCLE = math.lcm(*range(1, 11))
 """A number that 1 to 10 divide: a branch that a model takes every n-th call, n up to 10, is taken here."""
-COUNTERS = (400 * _CYCLE - 1, 400 * _CYCLE)
+_LATE = 400 * _CYCLE  # about a million, by which a schedule of calls has ended
+COUNTERS = (_LATE - 1, _LATE)
 """The values that call counters are set to in checks: large, just before a multiple of `_CYCLE` and at it."""
 _IGNORED = (-100, -1)
 """Labels that losses ignore: torch's default, and another usual one."""
 SCALES = (100.0, 0.01)
-"""The factors by which samples are multiplied in further checks."""
+"""The factors by which samples are multiplied in further checks: guesses, at which a clamp of values has an
+effect."""
 _MISSING = (float("nan"), 0.0)
 """Values of ignored elements: a missing measurement, and padding."""
+_OF_WEIGHTS, _OF_BUFFERS = 0.3, 0.1
+"""The noise of weights and buffers relative to their size, and that of buffers which may be zero.
+
+Like all numbers below, it is a guess: large enough that slices do not agree by chance, and small enough that
+models can be called.
+"""
+_LEAST_FACTOR, _FACTORS, _SHIFT = 0.5, 0.4, 0.05
+"""Inputs are multiplied by 0.5 to 0.9, and increased by at most 0.05 of the largest: they stay in their
+range."""
 _OTHER_SAMPLES = 0.3
 """The part of the elements of indices that are those of another sample."""
+_FLIPPED, _EMPTIED, _PADDED = 0.15, 0.2, 0.1
+"""The parts of booleans that change, of a mask that become 0, of integers that become the smallest."""
+_LOWERED, _LOWERED_IN_VECTOR = 0.3, 0.6
+"""The parts of integers that become lower; more of a vector, which has only one for each sample."""
+_INPUT_SEEDS = 1000  # the first seed of inputs, above those of weights
 _MADE_OF_NUMBERS = (aten.lift_fresh, aten.scalar_tensor)
 
 
@@ -148,9 +165,8 @@ class DisturbedWeights:
                     for tensor in buffers:
                         values = tensor.data.double()
                         if how.buffers:
-                            values = values * (1 + 0.3 * _uniform(values, generator)) + 0.1 * _uniform(
-                                values, generator
-                            )
+                            factors = 1 + _OF_WEIGHTS * _uniform(values, generator)
+                            values = values * factors + _OF_BUFFERS * _uniform(values, generator)
                         tensor.data = values if how.double else values.to(tensor.dtype)
                 yield
             finally:
@@ -215,7 +231,7 @@ def disturbed_inputs(
 
     Integers that reach operations of other libraries get values of other samples at the same place only.
     """
-    generator = torch.Generator().manual_seed(1000 + how.seed)
+    generator = torch.Generator().manual_seed(_INPUT_SEEDS + how.seed)
     count = total if how.samples is None else how.samples
     # The order is kept, since it may be by length; samples repeat, so that slices differ.
     if how.lopsided:
@@ -323,7 +339,7 @@ def _weight_noise(values: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(values.shape, generator=generator, dtype=torch.float64, device="cpu").to(
         values.device
     )
-    return noise.mul_(0.3 * max(root_mean_square, inputs**-0.5))
+    return noise.mul_(_OF_WEIGHTS * max(root_mean_square, inputs**-0.5))
 
 
 def _other_values(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -331,14 +347,14 @@ def _other_values(value: Tensor, generator: torch.Generator) -> Tensor:
     if not value.numel():
         return value
     if value.dtype == torch.bool:
-        return value ^ (_uniform(value, generator) < 0.15)
+        return value ^ (_uniform(value, generator) < _FLIPPED)
     if value.dim() > 1 and _is_mask(value):
-        return value * (_uniform(value, generator) > 0.2).to(value.dtype)
+        return value * (_uniform(value, generator) > _EMPTIED).to(value.dtype)
     if value.is_floating_point():
         finite = torch.isfinite(value)
         largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
-        scale = 0.5 + 0.4 * _uniform(value, generator)
-        moved = value.double() * scale + 0.05 * (largest or 1.0) * _uniform(value, generator)
+        scale = _LEAST_FACTOR + _FACTORS * _uniform(value, generator)
+        moved = value.double() * scale + _SHIFT * (largest or 1.0) * _uniform(value, generator)
         return torch.where(finite, moved.to(value.dtype), value)
     if value.is_complex():
         return value
@@ -365,12 +381,12 @@ def _is_mask(value: Tensor) -> bool:
 def _other_integers(value: Tensor, generator: torch.Generator) -> Tensor:
     """Return integers of which some are nearer to 1: still valid, and in descending order as before."""
     lower = 1 + (_uniform(value, generator) * (value - 1).clamp(min=1)).to(value.dtype)
-    share = 0.6 if value.dim() == 1 else 0.3
+    share = _LOWERED_IN_VECTOR if value.dim() == 1 else _LOWERED
     integers = torch.where((_uniform(value, generator) < share) & (value > 1), lower, value)
     if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
         return integers.sort(descending=True).values
     if value.dim() > 1:  # padding and ignored labels are usually the smallest value
-        return torch.where(_uniform(value, generator) < 0.1, value.min(), integers)
+        return torch.where(_uniform(value, generator) < _PADDED, value.min(), integers)
     return integers
 
 

@@ -23,6 +23,7 @@ import torch
 
 from samestep.autopilot.files.overlay_lookup import is_device
 from samestep.autopilot.script.call_account import is_user_code
+from samestep.base.units import one_line
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.thread_values import ThreadValue
@@ -70,7 +71,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     ):  # of a module that the call imports
         return
     if (_are_watched[0] or _is_comparing.get()) and not _is_compiling():
-        raise WritesFileError(f"{event} {str(args)[:200]}")
+        raise WritesFileError(f"{event} {one_line(str(args))}")
 
 
 def _is_compiling() -> bool:
@@ -134,7 +135,7 @@ class _QuietStream:
 
 _streams: deque[_QuietStream] = deque(maxlen=16)
 """The last streams. Python's `print` holds no reference to the stream to which it writes, so that one that
-another thread prints to must not be freed when the block ends."""
+another thread prints to must not be freed when the block ends; 16 threads print at a time, as a guess."""
 
 
 def _quiet_stream(stream: Any) -> Any:

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _RELATIVE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""The tolerated rounding, relative to the largest value."""
+"""The tolerated rounding, relative to the largest value: guesses, 6 to 800 units in the last place, and far
+more of double precision, which has room."""
 _OF_SCALE = {torch.float64: 1e-11, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""The tolerated rounding, relative to the operands, which may cancel."""
+"""The tolerated rounding, relative to the operands, which may cancel: guesses, one to eight units, and far
+more of double precision."""
 _COARSER = 0.25
-"""Both for fewer bits than those of bfloat16."""
+"""Both for fewer bits than those of bfloat16: float8 has units of 0.125 and 0.25."""
 _TF32 = torch.float16  # TF32 has as many bits
 
 

@@ -44,9 +44,12 @@ from samestep.autopilot.split.slice_context import OtherRankFailedError, failing
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
 from samestep.base.errors import DeviceFailed, UsageError
+from samestep.base.units import one_line
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.ranks.world.protocol import World
+
+_DIGEST = 6  # bytes of a digest, which a double has exactly: it has 53 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +362,8 @@ class SplitComparison:
 
     def _on_all_ranks(self, values: Mapping[str, T]) -> list[T]:
         """Return the values whose names all ranks have passed, in the same order on all ranks."""
-        digest = hashlib.blake2b(repr(list(values)).encode(), digest_size=6).digest()
-        number = float(int.from_bytes(digest, "big"))  # exact: a double has 53 bits
+        digest = hashlib.blake2b(repr(list(values)).encode(), digest_size=_DIGEST).digest()
+        number = float(int.from_bytes(digest, "big"))
         least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(least, op="min")
         lowest, negative_of_highest = least.tolist()
@@ -384,6 +387,9 @@ def _kind(gathering: Gathering) -> Any:
     )
 
 
+_DECIMALS = 9  # of elements per sample, which are quotients in double precision
+
+
 def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     """Return the properties of a reduction that must be equal on all ranks before they communicate."""
     reduction = read_reduction(part, gathering.reading) if isinstance(gathering, ReducedOutput) else None
@@ -391,7 +397,8 @@ def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
         return None
     # Several means have a common weight only if each has a constant number of elements per sample.
     values = reduction.values()
-    return reduction.kind, [round(value / split.local, 9) for value in values] if len(values) > 1 else []
+    of_sample = [round(value / split.local, _DECIMALS) for value in values]
+    return reduction.kind, of_sample if len(values) > 1 else []
 
 
 def in_one_line(error: Exception) -> str:
@@ -399,7 +406,7 @@ def in_one_line(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = next((frame for frame in reversed(frames) if is_user_code(frame.filename)), None)
     at = "" if where is None else f" ({FilePath(where.filename).name}:{where.lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{at}"
+    return f"{type(error).__name__}: {one_line(str(error))}{at}"
 
 
 _FIRST_TRAINING, _FIRST_EVALUATION = 32, 100

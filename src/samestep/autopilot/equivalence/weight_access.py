@@ -81,7 +81,7 @@ def _is_part(module: nn.Module, whole: nn.Module) -> bool:
 
 
 _LONGEST_S = 60.0
-"""Seconds that a call waits for one of another thread with the same weights."""
+"""Seconds that a call waits for one of another thread with the same weights: a guess."""
 
 
 class CallLock:

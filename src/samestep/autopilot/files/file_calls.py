@@ -72,9 +72,12 @@ def _accessing(kind: Literal["read", "write", "make"], at: int = 0, **how: Any) 
     return parse
 
 
+_BEFORE_OPENER = 7  # parameters of `open` before its last one, the opener
+
+
 def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
     """Parse the arguments of `open` and `io.FileIO`; an opener calls `os.open` itself."""
-    if len(args) > 7 or kwargs.get("opener") is not None:
+    if len(args) > _BEFORE_OPENER or kwargs.get("opener") is not None:
         return None
     mode = set(args[1] if len(args) > 1 else kwargs.get("mode", "r"))
     if isinstance(args[0], int) or not mode & set("wax+"):

@@ -25,17 +25,18 @@ from samestep.autopilot.split.call_signatures import CheckedSizes, Signature, Si
 CHECKED = "while they are checked"
 """The reason for calls that are unsplit because their check goes on."""
 AT_ONCE_S = 2.0
-"""The seconds of a check at the call that begins it."""
+"""The seconds of a check at the call that begins it: a guess at what a first step may wait."""
 PER_CALL_S = 0.2
 """The seconds of a check at each later call; or as long as an unsplit call takes, if that is longer.
 
-One comparison may take longer. So checks wait while they have taken more than half of the time since the
-first one began.
+It is a guess at what any step may wait. One comparison may take longer. So checks wait while they have taken
+more than half of the time since the first one began.
 """
 MOST_SKIPPED = 8
-"""Calls in a row that cannot continue a check, after which it begins again with the next one."""
+"""Calls in a row that cannot continue a check, after which it begins again with the next one: a guess."""
 LOSES = "its helpers were lost again and again during its calls"
 _MANY_LOSSES, _CALLS_PER_LOSS = 3, 10
+"""Losses of helpers after which calls stay unsplit, unless there were so many calls for each: guesses."""
 
 
 class State(Enum):

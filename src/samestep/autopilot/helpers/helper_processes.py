@@ -41,7 +41,7 @@ from samestep.launch.local.orphans import die_with_parent
 from samestep.launch.local.workers import pidfd
 
 _MANY_UNSPLIT = 10
-"""Unsplit calls in a row after which the main rank computes with all cores."""
+"""Unsplit calls in a row after which the main rank computes with all cores: a guess."""
 
 
 class Helpers:
@@ -103,10 +103,11 @@ class Helpers:
 
 
 _PATIENCE_S = 5.0
-"""Seconds that killed processes have to end."""
+"""Seconds that killed processes have to end: a guess."""
 _IMPORTS_S = 300.0
-"""Seconds that a starter may take for its first answer if it is a fresh interpreter, which imports torch."""
-_REQUEST = 1 << 16
+"""Seconds that a starter may take for its first answer if it is a fresh interpreter, which imports torch:
+from a busy file system it can take minutes."""
+_REQUEST = 1 << 16  # bytes of the longest request: a guess
 _ANSWER = struct.Struct("=2q")
 """The number of a request, and the process that was started for it; for 0, the starter itself."""
 _OF_MAIN = {

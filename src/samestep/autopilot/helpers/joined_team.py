@@ -39,15 +39,18 @@ from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
 
 _LONGEST = 1 << 31
-"""Bytes of the longest header."""
+"""Bytes of the longest header: a guess, far above any, so a longer one is an error."""
 _LENGTH = struct.Struct("!I")
-_PROOF = 32
+_PROOF = 32  # bytes of an HMAC-SHA256
 _SLOTS = 32
-"""Messages that are kept to be repeated."""
+"""Messages that are kept to be repeated: a guess."""
 _LARGE = 1 << 20
-"""Bytes from which a tensor for several helpers goes by a broadcast."""
+"""Bytes from which a tensor for several helpers goes by a broadcast: a guess."""
 _MOST_PARTS = 1000
-"""Parts that Linux accepts in one call."""
+"""Parts that are sent in one call: Linux accepts 1024."""
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds of silence before the first question to the other host, and between two, and how many may have no
+answer: guesses. A host that is gone is noticed in 25 seconds; the system's own values take hours."""
 _GRACE_S = 0.5
 """Seconds that a helper has to read the last message, after the main rank has ended."""
 _SAME, _OTHER = b"\1", b"\0"
@@ -127,7 +130,7 @@ class _Connection:
         self._channel = Channel(*(ways if of_main else ways[::-1]), longest=_LONGEST)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        for name, value in _KEEP_ALIVE.items():
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LINE = 64
 """Bytes to which tensors are aligned: a cache line."""
 _LEAST = 1 << 20
-"""Bytes of the smallest file."""
+"""Bytes of the smallest file: a guess, so that few calls need a larger one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +172,13 @@ _WORDS = struct.Struct("=8q")
 """The present message: the descriptor, size and number of its file; the bounds of its header; the slot under
 which it is kept, or that of an earlier message that it repeats; the number of its call; the number of calls
 that it releases."""
-_RELEASED = struct.Struct("=32q")
-"""The calls that a repeated message releases."""
+MOST_RELEASED = 32
+"""Calls that a repeated message releases at most: a guess, as the two numbers below."""
+_RELEASED = struct.Struct(f"={MOST_RELEASED}q")
 _ANSWER = 1024
-"""Bytes for the answer of each helper."""
+"""Bytes for the answer of each helper, the message of an error, which is cut there."""
 _SLOTS = 256
 """Messages that are kept to be repeated."""
-MOST_RELEASED = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,15 @@ from samestep.autopilot.state.reachable_state import (
 from samestep.autopilot.state.saved_state import carried_by, generator_state, is_generator, version_of
 from samestep.base import env
 from samestep.base.errors import Error
+from samestep.base.units import one_line
 from samestep.hooks import module_parts
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
 from samestep.hooks.tensor_tree import leaves
 
 _DEPTH = 8
-"""The depth to which containers and objects are followed."""
+"""The depth to which containers and objects are followed: a guess."""
 _FEW = 64
-"""Elements up to which the walk of reached values follows each."""
+"""Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
 
 
 class MirrorError(Error):
@@ -195,7 +196,7 @@ def replaced_functions(module: nn.Module) -> str:
 
 
 _LARGE = 1 << 16
-"""Bytes from which a tensor without gradients is shared, unless calls write to it."""
+"""Bytes from which a tensor without gradients is shared, unless calls write to it: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +433,7 @@ class Mirrors:
         except MirrorError:
             raise
         except Exception as error:  # noqa: BLE001 - of any object of the script
-            why = " ".join(str(error).split())[:200]
+            why = one_line(str(error))
             raise MirrorError(f"it cannot be sent to helpers ({type(error).__name__}: {why})") from None
         if before is not None:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}

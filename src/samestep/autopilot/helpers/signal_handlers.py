@@ -30,7 +30,7 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 _LONGEST_S = 2.0
 """Seconds for which a handler is delayed at most: a lost helper is waited for much longer."""
 _PAUSE_S = 0.0005
-"""Seconds until a signal is sent again."""
+"""Seconds until a signal is sent again: a guess."""
 _EXCHANGES = str(Path(__file__).parent) + os.sep
 _FINALIZER = weakref.finalize.__call__.__code__
 """Python prints an error that a finalizer raises, and goes on."""

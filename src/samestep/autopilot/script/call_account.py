@@ -26,11 +26,12 @@ from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
 
 _LEAST = 3
-"""Steps of each way that decide which one is faster."""
+"""Steps of each way that decide which one is faster: the fewest whose median is not moved by a slow one."""
 _KEPT = 5
 """The last steps of each way, of which the median counts: three new ones are the majority."""
 _CLEARLY = 0.95
-"""The ratio of an unsplit step to a split one, below which training calls are unsplit."""
+"""The ratio of an unsplit step to a split one, below which training calls are unsplit: a guess at
+the noise of steps."""
 _LONG_CHECKS_S = 1.0
 """The seconds of all checks from which the report states them."""
 

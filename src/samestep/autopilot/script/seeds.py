@@ -13,6 +13,11 @@ import torch
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead, wrapping
 
+SEED_BITS = 63
+"""Bits of a seed, which torch stores in a signed integer of 64 bits."""
+SEEDS_OF_NUMPY = 2**32
+"""Number of seeds that NumPy's global generator accepts."""
+
 
 @contextmanager
 def fixed_seeds(seed: int) -> Iterator[None]:
@@ -24,17 +29,17 @@ def fixed_seeds(seed: int) -> Iterator[None]:
     """
     common = random.Random(seed)
 
-    base, main = common.getrandbits(63), _drawing()
+    base, main = common.getrandbits(SEED_BITS), _drawing()
     generators: dict[tuple[Any, ...], random.Random] = {}
 
     def draw() -> int:
         drawing = _drawing()
         if drawing == main:
-            return common.getrandbits(63)
+            return common.getrandbits(SEED_BITS)
         # Equal in all runs, but not in two processes or threads, whose draws have no order.
         if drawing not in generators:
             generators[drawing] = random.Random(f"{base} {drawing}")
-        return generators[drawing].getrandbits(63)
+        return generators[drawing].getrandbits(SEED_BITS)
 
     def seed_of(original: Any, generator: random.Random, a: Any = None, version: int = 2) -> None:
         original(generator, draw() if a is None else a, version)
@@ -43,7 +48,7 @@ def fixed_seeds(seed: int) -> Iterator[None]:
         original(draw() if a is None else a, version)
 
     def of_numpy(original: Any, seed: Any = None) -> None:
-        original(draw() % 2**32 if seed is None else seed)
+        original(draw() % SEEDS_OF_NUMPY if seed is None else seed)
 
     def numpys(original: Any, seed: Any = None) -> Any:
         return original(draw() if seed is None else seed)
@@ -80,4 +85,4 @@ def seed_all(draw: Callable[[], int]) -> None:
     """Seed the global generators of torch, Python and NumPy, each with a seed from `draw`."""
     torch.manual_seed(draw())
     random.seed(draw())
-    np.random.seed(draw() % 2**32)
+    np.random.seed(draw() % SEEDS_OF_NUMPY)

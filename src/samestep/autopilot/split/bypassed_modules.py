@@ -26,7 +26,7 @@ from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import is_transformed
 
 CAPTURED = "a CUDA graph captures it"
-_FILES = 100  # the largest number of user-defined source files that are read
+_FILES = 100  # the largest number of user-defined source files that are read: a guess
 _is_functional: ContextVar[bool] = ContextVar("samestep_functional", default=False)
 """Whether the calling thread runs `functional_call`."""
 

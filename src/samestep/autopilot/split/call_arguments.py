@@ -26,8 +26,9 @@ Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split; `LIST` for a list whose parts are samples."""
 LIST = -1
 _ALIKE = 4
-"""The number of parts from which a list of equal forms holds samples: fewer may be inputs of the model."""
-_DEEPEST = 4  # of the arguments
+"""The number of parts from which a list of equal forms holds samples: fewer may be inputs of the model.
+A guess."""
+_DEEPEST = 4  # depth of the arguments to which lists of samples are searched: a guess
 
 
 def lists_of_alike(value: Any) -> dict[Path, list[list[tuple[Path, Tensor]]]]:

@@ -35,9 +35,13 @@ from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
 _EQUAL = 1e-6
-"""Relative difference up to which an output counts as equal on all ranks."""
+"""Relative difference up to which an output counts as equal on all ranks: eight units of single precision."""
 _ROUNDED = 100.0
-"""Absolute difference of each element up to which it does, in units of rounding: zeros may be sums."""
+"""Absolute difference of each element up to which it does, in units of rounding: zeros may be sums.
+A guess."""
+_NAN, _INFINITY = 0.5, 0.25
+"""The values of elements that are not finite in a digest, so that equal outputs have one: arbitrary."""
+_SPREAD = 43758.5453  # large, so that the fraction of its product with a sine is like a random number
 _DEPENDS = (
     "an output of a model did not depend on its samples in its first call, and does now. Compute it outside "
     "of forward, or keep the model's calls unsplit: samestep.batch_dim(model, dim=None)."
@@ -69,9 +73,9 @@ class ReplicatedOutput:
 def _digest(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a sum of all elements with weights like random ones, and absolute sum, each of shape ()."""
     real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-    flat = real.double().flatten().nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)
+    flat = real.double().flatten().nan_to_num(nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
     places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-    weights = (places.sin() * 43758.5453).frac()
+    weights = (places.sin() * _SPREAD).frac()
     return (flat * weights).sum(), flat.abs().sum()
 
 

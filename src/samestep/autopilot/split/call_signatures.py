@@ -49,7 +49,7 @@ class GuardIntervals:
         return value
 
 
-_LARGEST = 1e30
+_LARGEST = 1e30  # larger constants are masks' infinities, which no value is compared with: a guess
 
 
 def _is_number(value: Any) -> bool:
@@ -70,7 +70,10 @@ Sizes: TypeAlias = tuple[torch.Size, ...]
 
 _BATCHES = "num_batches_tracked"  # the counter of a batch norm
 MOST_STATES = 8
-"""Values of the guards of one signature that are all checked; then one whenever their number doubles."""
+"""Values of the guards of one signature that are all checked; then one whenever their number doubles.
+
+It is a guess, as the two numbers below: modes and flags have few values, and counters have ever new ones.
+"""
 MOST_FAILED_SIZES = 3
 """Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
 MOST_SPLIT_SIZES = 4

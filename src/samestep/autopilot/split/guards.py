@@ -42,6 +42,8 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
 )
 """Layers of torch whose calls depend on a number, and the attribute that holds it."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
+"""Elements of arrays whose digest, and of lists whose values are guards: guesses, as each call compares
+them."""
 
 
 def plain_arguments(arguments: CallArguments) -> tuple[Any, ...]:

@@ -383,7 +383,7 @@ def _mean(node: Any) -> Term:
     return _of_selection(node, Reduction("mean", Weight.of(count)))
 
 
-_DEPTH = 60  # the largest number of operations after a reduction that are read
+_DEPTH = 60  # the largest number of operations after a reduction that are read: a guess, as the next one
 _NEAR = 50  # the largest number of operations before a mean that are searched for a selection
 _SELECTING = frozenset({"IndexBackward", "MaskedSelectBackward"})
 _PRODUCTS = frozenset({"MulBackward", "DivBackward"})

@@ -167,7 +167,10 @@ def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
 
 
 aten = torch.ops.aten
-_BITS = 53
+_BITS = 53  # random bits that torch compares with a probability: those of a double
+_TRIED = (7, 33, (0.1, 0.5, 0.8, 1.0))
+"""Seed, elements and probabilities of a comparison with torch: arbitrary, with more elements than a vector
+register."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public spelling
 FUSED_ATTENTION = (
     "attention draws its dropout in one kernel; choose the math kernel, by "
@@ -467,13 +470,14 @@ def bernoulli_mask(bits: Tensor, probability: float) -> Tensor:
 @functools.cache
 def matches_torch() -> bool:
     """Return whether masks and the generator after them equal those of torch."""
-    generator, torchs_generator = (torch.Generator().manual_seed(7) for _ in range(2))
+    seed, count, probabilities = _TRIED
+    generator, torchs_generator = (torch.Generator().manual_seed(seed) for _ in range(2))
     equal = all(
         torch.equal(
-            bernoulli_mask(random_bits((33,), generator), probability),
-            torch.empty(33, device="cpu").bernoulli_(probability, generator=torchs_generator).bool(),
+            bernoulli_mask(random_bits((count,), generator), probability),
+            torch.empty(count, device="cpu").bernoulli_(probability, generator=torchs_generator).bool(),
         )
-        for probability in (0.1, 0.5, 0.8, 1.0)
+        for probability in probabilities
     )
     return equal and torch.equal(generator.get_state(), torchs_generator.get_state())
 

@@ -32,15 +32,16 @@ from samestep.autopilot.state.reachable_state import is_compiled
 FIRST = 1
 """Split calls of one kind before the first measurement."""
 AGAIN = 64
-"""Calls before the second one; the others follow when their number has doubled."""
+"""Calls before the second one; the others follow when their number has doubled: a guess, so that measurements
+are a few of all calls."""
 TIMED = 3
-"""Calls of each way in a measurement."""
+"""Calls of each way in a measurement: the fewest whose median is not moved by a slow one."""
 MEASURED = "to measure how long it takes unsplit"
 """The reason for the unsplit calls of a measurement."""
 LONGEST_S = 0.2
-"""The longest split call that is compared with an unsplit one, which delays the training."""
+"""The longest split call that is compared with an unsplit one, which delays the training: a guess."""
 _WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
-"""The ratio of the times of a split and an unsplit forward, above which calls are unsplit.
+"""The ratio of the times of a split and an unsplit forward, above which calls are unsplit: guesses.
 
 An unsplit call has an unsplit backward, too, which takes about twice as long as its forward; that of a slice
 sends nothing.
@@ -136,7 +137,7 @@ MADE_AGAIN = "the script makes this module again every few calls"
 _FEW = 64
 """Calls before which a module is not worth its check, which takes as long as tens of them."""
 _ENDED = 3
-"""Modules of a class that end after so few calls before the next ones wait."""
+"""Modules of a class that end after so few calls before the next ones wait: a guess."""
 
 
 class FreshModules:

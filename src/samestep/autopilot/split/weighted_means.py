@@ -27,7 +27,8 @@ from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
 _PROPORTIONAL = 1e-9
-"""Relative difference up to which the weights of several means are proportional to each other."""
+"""Relative difference up to which the weights of several means are proportional to each other: weights
+are computed in double precision."""
 _LARGEST = 1e100
 """The weight that stands for an infinite one; a float64 can hold its square."""
 _NOT_PROPORTIONAL = (

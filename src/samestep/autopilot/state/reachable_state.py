@@ -46,6 +46,8 @@ Key: TypeAlias = tuple[int, str]
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
+"""Depth to which values are followed, and parts of each that are read: guesses, since each call reads
+them."""
 _COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))

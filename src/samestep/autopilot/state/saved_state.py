@@ -231,10 +231,13 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
+_WHOLE = 1e-9  # largest distance from an integer that the rounding of a float has
+
+
 def is_count(before: float, after: float) -> bool:
     """Return whether a number has changed by an integer."""
     change = after - before
-    return math.isfinite(change) and round(change) != 0 and abs(change - round(change)) < 1e-9
+    return math.isfinite(change) and round(change) != 0 and abs(change - round(change)) < _WHOLE
 
 
 def _equal(tensor: Tensor, value: Tensor) -> bool:
@@ -280,7 +283,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 _NO_OBJECTS = (*PLAIN, Tensor, nn.Module, np.ndarray, Enum, type, ModuleType)
 _MOST_SAVED = 1000
-"""The number of containers and objects that are saved."""
+"""The number of containers and objects that are saved: a guess, as each call saves them."""
 
 
 class SavedArguments:

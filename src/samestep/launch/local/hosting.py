@@ -94,7 +94,7 @@ def leave(exit_code: int) -> NoReturn:
         with suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
         with suppress(BaseException):
-            atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+            _run_exit_functions()
         with suppress(BaseException):
             release_program()
         for stream in (sys.stdout, sys.stderr):
@@ -102,6 +102,11 @@ def leave(exit_code: int) -> NoReturn:
                 stream.flush()
     finally:
         os._exit(exit_code & 0xFF)
+
+
+def _run_exit_functions() -> None:
+    """Call the functions of `atexit`, as the interpreter does at its end; nothing is replaced."""
+    atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
 
 
 def release_program() -> None:
@@ -306,7 +311,7 @@ def exit_process(exit_code: int = 0, *, limit_s: float = LIMIT_S) -> NoReturn:
     timer.daemon = True
     timer.start()
     with suppress(BaseException):  # loggers write their last records, temporary files are removed
-        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public spelling
+        _run_exit_functions()
     _flush(_file_streams())
     _flush([sys.stdout, sys.stderr])
     _flush(_streams())  # last, because a pipe without a reader blocks

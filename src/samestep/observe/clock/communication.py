@@ -10,9 +10,8 @@ script's own thread::
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -22,9 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, named
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.parallel.gradients.bucket import message_bytes
-from samestep.parallel.gradients.synchronizer import GradientSynchronizer
+from samestep.parallel.gradients.synchronizer import SYNCHRONIZATIONS, GradientSynchronizer
+from samestep.ranks.hang.flight_recorder import OWN_COLLECTIVES
 
 MIN_ELEMENTS = 65_536
 """Smallest parameter that is timed: below, two Python calls cost more than 1 % of its gradient's time."""
@@ -140,35 +140,32 @@ INLINE = "inline"
 
 
 @contextmanager
-def communication_through(
-    wrapper: Callable[..., Any], finished: Callable[[GradientSynchronizer], None]
+def communication_observed(
+    collective: Callable[..., Any],
+    within: Callable[[str], AbstractContextManager[object]],
+    finished: Callable[[GradientSynchronizer], None],
 ) -> Iterator[None]:
-    """Perform all communication of this process through `wrapper` for the duration of a block.
+    """Observe all communication of this process for the duration of a block.
 
     Args:
-        wrapper: returns ``call(*args, **kwargs)``; its arguments are `COLLECTIVES`, `INLINE`, or the name
-            of a gradient synchronizer, then the call and the call's arguments.
+        collective: executes the communication of torch.distributed: it gets the function and its arguments.
+        within: returns the context of other communication, which is `INLINE`, or the name of a gradient
+            synchronizer.
         finished: called with each gradient synchronizer that has averaged gradients.
     """
 
-    def by_kind(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: wrapper(kind, call, *args, **kwargs)
+    @contextmanager
+    def averaging(synchronizer: GradientSynchronizer) -> Iterator[None]:
+        with within(type(synchronizer).__name__.lower()):
+            yield
+        finished(synchronizer)
 
-    def of_gradients(finish: Callable[..., Any]) -> Callable[..., None]:
-        def call(synchronizer: GradientSynchronizer) -> None:
-            wrapper(type(synchronizer).__name__.lower(), finish, synchronizer)
-            finished(synchronizer)
-
-        return call
-
-    collective, inline = partial(by_kind, COLLECTIVES), partial(by_kind, INLINE)
     waits = (declarations.BROADCAST_BUFFERS, declarations.WORK_WAIT, declarations.FUTURE_WAIT)
-    hooks = {
-        **dict.fromkeys((*declarations.COLLECTIVES, *waits), named(collective)),
-        **dict.fromkeys((*declarations.SHARED_MEMORY, *declarations.DIRECT_CONNECTIONS), named(inline)),
-        declarations.SYNCHRONIZER_FINISH: named(of_gradients),
-    }
-    with attached_all(hooks):
+    with (
+        attached_all(dict.fromkeys((*declarations.COLLECTIVES, *waits), wrapping(collective))),
+        OWN_COLLECTIVES.subscribed(lambda _: within(INLINE)),
+        SYNCHRONIZATIONS.subscribed(averaging),
+    ):
         yield
 
 

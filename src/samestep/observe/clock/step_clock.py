@@ -12,6 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from os import getpid
 from threading import get_ident
 from typing import Any, Protocol
@@ -35,7 +36,7 @@ from samestep.observe.clock.communication import (
     DdpInfo,
     ModelInfo,
     ModelRegistry,
-    communication_through,
+    communication_observed,
     is_python_thread,
 )
 from samestep.observe.clock.cpu_contention import (
@@ -301,7 +302,9 @@ class ScriptClock(Listener):
             stack.enter_context(self._loader_hook.attached())
             stack.enter_context(attached(declarations.NEW_OPTIMIZER, wrapping(self._note_optimizer)))
             stack.enter_context(attached(declarations.NEW_PASS, wrapping(self._note_loader)))
-            stack.enter_context(communication_through(self._communicate, self._note_gradients))
+            stack.enter_context(
+                communication_observed(self._communicate, self._communicating, self._note_gradients)
+            )
             if torch.accelerator.is_available():
                 stack.enter_context(attached(declarations.MOVED, wrapping(self._note_move)))
                 stack.enter_context(attached(declarations.MOVED_TO_CUDA, wrapping(self._note_move)))
@@ -519,26 +522,30 @@ class ScriptClock(Listener):
             self._is_graph_done = True
             self._log += StepReader.graph_end, self._now(), ()
 
-    def _communicate(self, kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """See `communication_through`; communication inside other communication is not logged again."""
-        if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
+    def _communicate(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with self._communicating(COLLECTIVES):
             return call(*args, **kwargs)
+
+    def _communicating(self, kind: str) -> AbstractContextManager[None]:
+        """Return the context of communication; that inside other communication is not logged again."""
+        if not (self._is_started and (self.thread == (getpid(), get_ident()) or self._is_backward_thread())):
+            return nullcontext()
         if kind not in (COLLECTIVES, INLINE):
             self._sync = kind
         elif not self._sync:
             self._sync = _BY_HAND
         if self._is_communicating:
-            return call(*args, **kwargs)
+            return nullcontext()
         is_inline = kind == INLINE
         self._may_overlap |= self._is_in_backward and not (self._is_graph_done or is_inline)
-        thread, self._is_communicating = self.thread, True
+        self._is_communicating = True
         self._log += StepReader.communicate_inline if is_inline else StepReader.communicate, self._now(), ()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            if self.thread is thread:  # no other thread has begun to train during the call
-                self._is_communicating = False
-                self._log += StepReader.communicate_end, self._now(), ()
+        return OnExit(partial(self._note_communication_end, self.thread))
+
+    def _note_communication_end(self, thread: tuple[int, int]) -> None:
+        if self.thread is thread:  # no other thread has begun to train during the call
+            self._is_communicating = False
+            self._log += StepReader.communicate_end, self._now(), ()
 
     def _note_gradients(self, synchronizer: GradientSynchronizer) -> None:
         self._uses_shared_memory = synchronizer.is_in_memory

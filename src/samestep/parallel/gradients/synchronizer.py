@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from weakref import ReferenceType
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from samestep.base.observers import Observers
 from samestep.base.place import Place
 from samestep.hooks import backward
 from samestep.parallel.gradients.bucket import dense_gradient
@@ -24,6 +25,8 @@ from samestep.ranks.world.protocol import World
 _orders = itertools.count()
 _attached: dict[Place, dict[int, bool]] = defaultdict(dict)
 """For each rank of this process, the orders of its attached synchronizers and whether they may overlap."""
+SYNCHRONIZATIONS: "Observers[GradientSynchronizer]" = Observers()
+"""Observers of each time that a synchronizer averages gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,10 @@ class GradientSynchronizer(ABC):
 
     def finish(self) -> None:
         """Average the gradients; see `backward.Participant`."""
+        with SYNCHRONIZATIONS.around(self, nullcontext()):
+            self._finish()
+
+    def _finish(self) -> None:
         if self.wait_begins is not None:
             self.wait_begins()
         started = time.perf_counter()

@@ -9,7 +9,9 @@ from torch import Tensor
 from samestep.base.errors import OutOfStep
 
 SIGNATURE_BYTES = 128
-_RANK_DIGITS = 5  # digits of the rank at the start of a signature
+"""Bytes of a signature: two cache lines, which hold the text of usual calls."""
+_RANK_DIGITS = 5  # digits of the rank at the start of a signature, which is below `MOST_WORKERS`
+_DIGEST_DIGITS = 16  # of a text that is cut: 64 bits, which differ for any two calls of a script
 
 
 def signature(rank: int, call: str, tensor: Tensor) -> bytes:
@@ -46,7 +48,7 @@ def _signature(rank: int, call: str, dtype: torch.dtype, shape: torch.Size) -> b
     text = f"{call} of {str(dtype).removeprefix('torch.')} [{sizes}]".encode()
     length = SIGNATURE_BYTES - _RANK_DIGITS
     if len(text) > length:  # calls that differ behind the cut must still differ
-        digest = hashlib.sha256(text).hexdigest()[:16].encode()
+        digest = hashlib.sha256(text).hexdigest()[:_DIGEST_DIGITS].encode()
         text = text[: length - len(digest)] + digest
     return f"{rank:0{_RANK_DIGITS}d}".encode() + text.ljust(length, b" ")
 

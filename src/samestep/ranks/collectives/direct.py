@@ -44,7 +44,8 @@ from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import RelayedWorld, Work, World
 
 SMALL = 1 << 16
-"""Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them."""
+"""Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them: a guess at
+where the time of a second message is that of the bytes."""
 _NOTHING = torch.empty(0, device="cpu")
 
 
@@ -64,7 +65,7 @@ class DirectCollectives:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have equal shapes and dtypes, in rank order."""
-        with self._progress_of("all_gather"):
+        with self._progress.enter("all_gather"):
             contiguous, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
             gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
             flat = [flat_tensor.view(-1) for flat_tensor in gathered]
@@ -76,12 +77,12 @@ class DirectCollectives:
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
-        with self._progress_of("barrier"):
+        with self._progress.enter("barrier"):
             self._received([_NOTHING] * self._size, signature(self._rank, "barrier", _NOTHING))
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""
-        with self._progress_of("all_reduce"):
+        with self._progress.enter("all_reduce"):
             flat, call = flattened(tensor), signature(self._rank, f"all_reduce({op})", tensor)
             for part in _pieces_to_send(flat):
                 self._reduce(flat[part], op, call)
@@ -96,10 +97,6 @@ class DirectCollectives:
         chunk = chunks[self._rank]
         reduce_in_rank_order(op, self._received(chunks, call), chunk)
         self._copy_chunks(chunk, chunks)
-
-    def _progress_of(self, op: str) -> Progress:
-        self._progress.enter(op)
-        return self._progress
 
     def _received(self, sends: Sequence[Tensor], call: bytes) -> list[Tensor]:
         """Send a flat tensor to each rank, behind the call's signature, and return those of all ranks.
@@ -146,7 +143,7 @@ MOST = 1 << 20
 MOST_LATER = 1 << 18
 """Largest tensor in bytes of an all-reduce to wait for later: Gloo sends a larger one meanwhile."""
 RANKS = 16
-"""Most ranks with direct connections: each rank has one to each other."""
+"""Most ranks with direct connections: each rank has one to each other. A guess."""
 
 
 def low_latency(world: World) -> World:

@@ -32,7 +32,7 @@ from samestep.ranks.rendezvous.network_store import base_of
 from samestep.ranks.world.protocol import World
 
 PATIENCE_S = 20.0
-"""Seconds that the ranks have for all connections; they are on their way at the same time."""
+"""Seconds that the ranks have for all connections; they are on their way at the same time. A guess."""
 _NONCE = 32  # bytes of the random number of rank 0
 _PURPOSE, _PURPOSE_OF_MAIN = "direct connections", "connections to rank 0"
 

@@ -20,8 +20,9 @@ Process: TypeAlias = tuple[int, str]
 SIZE = 64
 """Bytes per semaphore: a cache line of its own."""
 _SPINS, _YIELDS = 100, 4000
-"""Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all."""
-_SLICE_S = 0.1  # seconds of sleep between checks that the other ranks are alive
+"""Polls before a rank sleeps: without, and then with a yield of the core between them; some ms in all.
+A guess: waits are mostly shorter where each rank has a core, and a sleep costs hundreds of microseconds."""
+_SLICE_S = 0.1  # seconds of sleep between checks that the other ranks are alive: a guess
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick = ctypes.PyDLL(None)
 """The same library, called without releasing the GIL: for calls that return at once."""

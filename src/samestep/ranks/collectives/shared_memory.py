@@ -28,7 +28,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -59,9 +59,10 @@ from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, Wor
 PIECE = 1 << 20
 """Bytes of a piece: two or three of them fit in a core's own cache."""
 SMALL = 1 << 18
-"""Bytes, of all ranks' tensors together, up to which each rank reduces all of it."""
+"""Bytes, of all ranks' tensors together, up to which each rank reduces all of it, for one handover instead of
+two."""
 _NOTHING = torch.empty(0, device="cpu")
-_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more
+_MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more: a guess
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
 
@@ -270,12 +271,11 @@ class SharedMemory:
                 views = self._views[key] = _Views(self._slots[:, :, begin:], *key[:2])
         return views
 
-    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> Progress:
+    def _begin(self, name: str, tensor: Tensor, call: str | None = None) -> AbstractContextManager[object]:
         """Write this rank's call signature; return the context in which to run the call."""
-        self._progress.enter(name)
         self._signature = signature(self._rank, call or name, tensor)
         self._memory[self._signatures[self._signature_half][self._rank]] = self._signature
-        return self._progress
+        return self._progress.enter(name)
 
     def _compare(self) -> None:
         """Compare the ranks' call signatures, and swap the signature halves."""

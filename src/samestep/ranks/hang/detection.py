@@ -230,7 +230,7 @@ _MESSAGES_ADVICE = (
     "One of the ranks must send first while the other one receives; torch.distributed.batch_isend_irecv does "
     "both at once."
 )
-_PLACES = 4  # maximum number of ranks whose lines are in the headline
+_PLACES = 4  # maximum number of ranks whose lines are in the headline: a guess at what is read
 _STOPPED = (
     "Find out who stopped the process (SIGSTOP, a debugger, a suspended container); kill -CONT continues it."
 )

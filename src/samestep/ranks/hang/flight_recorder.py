@@ -10,15 +10,20 @@ changed for a while. The recorder has no operations between two ranks, and older
 import pickle
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+from samestep.base.observers import Observers
 
 SHARED_MEMORY, DIRECT = "shared-memory", "direct-connection"
 """The carrier of a group's collectives, which is the name of the group of all ranks of the job.
 
 Names of smaller groups list their ranks.
 """
+OWN_COLLECTIVES: Observers[str] = Observers()
+"""Observers of each collective in shared memory and by direct connections, which get its name."""
 
 
 @dataclass(slots=True)
@@ -30,10 +35,11 @@ class Progress:
     ended: int = 0  # collectives that this process has left; they end in the order in which they begin
     op: str = ""  # name of the last one
 
-    def enter(self, op: str) -> None:
-        """Record that a collective begins; the caller then runs it within a ``with`` of this object."""
+    def enter(self, op: str) -> AbstractContextManager[object]:
+        """Record that a collective begins; return the context in which the caller runs it."""
         self.op = op
         self.entered += 1
+        return OWN_COLLECTIVES.around(op, self)
 
     def __enter__(self) -> None:
         """Do nothing: `enter` has recorded the collective."""
@@ -57,7 +63,7 @@ def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
     return PROGRESS.setdefault(group, Progress(members))
 
 
-_RECENT = 8  # number of collectives that are compared between ranks
+_RECENT = 8  # number of collectives that are compared between ranks: a guess, as ranks drift apart by few
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 """torch's names of data types, by the recorder's."""
 _UNEQUAL = ("gather", "scatter", "all_to_all")

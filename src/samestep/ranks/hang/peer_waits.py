@@ -36,7 +36,7 @@ from samestep.ranks.hang.detection import chain_of_waits, find_circle
 from samestep.ranks.hang.rank_status import ProcessGroupStore, RankStatus, StatusStore, Wait
 from samestep.ranks.hang.watchdog import INTERVAL_S, StatusMonitor, StatusSampler
 
-_LINES = 4  # maximum number of lost ranks whose lines are stated
+_LINES = 4  # maximum number of lost ranks whose lines are stated: a guess at what is read
 _DOING = {"send": "sends to", "recv": "receives from"}
 
 
@@ -101,7 +101,8 @@ def describe_loss(loss: Loss, statuses: Mapping[int, RankStatus], error: str) ->
 
 
 GRACE_S = 2.0
-"""Seconds that a rank that gives up waits for the statuses of live ranks."""
+"""Seconds that a rank that gives up waits for the statuses of live ranks: four of their intervals."""
+_LONGER_ON_MAIN = 1.5  # factor on rank 0, whose store the others read until they have given up: a guess
 _ABOUT_OTHERS = ("timed out", "timeout", "connection", "broken pipe", "socket", "closed")
 """Parts of Gloo's errors that another rank causes, not the call itself."""
 _UNUSED_TAG = 0x5A3E  # arbitrary: no message of samestep or torch has it
@@ -284,7 +285,7 @@ class PeerWaits:
                 f"{error}"
             )
         # Rank 0 may serve the store, which the other ranks still need.
-        time.sleep(GRACE_S * (1.5 if self._place.is_main else 1.0))
+        time.sleep(GRACE_S * (_LONGER_ON_MAIN if self._place.is_main else 1.0))
         monitor.store.refresh()
         loss = find_lost(self._place.rank, self._place.size, waiting_ranks(before, monitor.statuses()))
         return PeerLost(describe_loss(loss, watchdog.statuses_here(), error))

@@ -105,9 +105,11 @@ def parse_status(message: bytes) -> RankStatus:
 
 _SLOT = 4096  # bytes for the status of a rank: a page
 _HEAD = struct.Struct("<II")  # length and checksum of what follows
-_TIMEOUT = timedelta(seconds=30)  # of a request to the store
+_TIMEOUT = timedelta(seconds=30)  # of a request to the store: a guess, far above what a busy one takes
 _ABORTED = "over"  # key that is set when the run is over
-_FLUSH_S, _POLL_S = 2.0, 0.1  # seconds to wait for a round of requests, and between two while lingering
+_FLUSH_S, _POLL_S = 2.0, 0.1
+"""Seconds to wait for a round of requests, and between two while lingering: guesses."""
+_TO_BE_READ = 2  # intervals in which every rank has made a request, since it may have just made the last one
 
 
 class StatusStore(Protocol):
@@ -243,7 +245,7 @@ class ProcessGroupStore:
         """See `StatusStore.abort`; returns after two intervals, in which the other ranks read the signal."""
         self._has_aborted = True
         self._flush()
-        time.sleep(2 * self._interval_s)
+        time.sleep(_TO_BE_READ * self._interval_s)
 
     def linger(self, is_done: Callable[[], bool]) -> None:
         """See `StatusStore.linger`; posts the last message first, and requests those of the other ranks."""
@@ -254,7 +256,7 @@ class ProcessGroupStore:
             self.refresh()
             time.sleep(_POLL_S)
         if self.is_aborted:  # the rank that aborted makes one more request
-            time.sleep(4 * self._interval_s)
+            time.sleep(2 * _TO_BE_READ * self._interval_s)
 
     def close(self, *, wait: bool = True) -> None:
         """See `StatusStore.close`; a server that does not answer is waited for `_FLUSH_S`.

@@ -153,7 +153,7 @@ def _blocked(op: str, frame: FrameType) -> BlockedCall:
     Frames have no weak references, and their addresses are reused. The mark, `f_trace_lines`, makes a
     debugger skip the rest of the call, which is not in the script.
     """
-    is_new, frame.f_trace_lines = frame.f_trace_lines, False
+    is_new, frame.f_trace_lines = frame.f_trace_lines, False  # an attribute that Python lets tools set
     return BlockedCall(op, id(frame), is_new)
 
 

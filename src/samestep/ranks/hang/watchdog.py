@@ -152,8 +152,9 @@ def _main_thread() -> tuple[BlockedCall | None, str, str]:
 
 
 INTERVAL_S = 0.5
-"""Seconds between two samples."""
-_JOIN_S = 5.0  # seconds to wait for the thread at its end; the store may not answer
+"""Seconds between two samples: a guess."""
+_SAMPLES = 6  # least number of samples within a hang timeout: one that is late makes no hang
+_JOIN_S = 5.0  # seconds to wait for the thread at its end; the store may not answer: a guess
 
 
 class StatusMonitor:
@@ -228,11 +229,14 @@ class StatusMonitor:
 _GONE_S = 2.0
 """Seconds after which a wait for a rank whose script has ended is a hang; both statuses are current then."""
 _LAST_STATUS_S = 5.0
-"""Seconds to wait, after a connection was lost, for the status of the rank that closed it."""
+"""Seconds to wait, after a connection was lost, for the status of the rank that closed it: ten intervals."""
+_POLL_S = 0.02  # seconds between two looks at the statuses meanwhile
 _WAITING_S = 1.0  # seconds in a collective after which a rank counts as waiting for a rank that leaves
 _STOPPED_SAMPLES = 2
 """Number of samples without a new status after which the system is asked whether a rank was stopped."""
-_QUIET_SAMPLES = 6  # number of samples without a new status after which a rank counts as not responding
+_QUIET_SAMPLES = 6  # number of samples without a new status after which a rank counts as not responding: 3 s
+_GONE_SAMPLES = 10 * _QUIET_SAMPLES  # after which it counts as ended: a guess
+_NEXT_REPORTER = 1.5  # hang timeouts after which a rank reports in the place of another, which may have ended
 
 
 _watching: "list[Watchdog]" = []  # the watchdog of this process, while its script runs
@@ -247,8 +251,8 @@ def statuses_here() -> dict[int, RankStatus]:
 
 
 def interval_of(limit_s: float) -> float:
-    """Return the seconds between two samples: at most a sixth of the hang timeout `limit_s`."""
-    return min(INTERVAL_S, limit_s / 6)
+    """Return the seconds between two samples: at most `INTERVAL_S`, and `_SAMPLES` in `limit_s`."""
+    return min(INTERVAL_S, limit_s / _SAMPLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +312,7 @@ class Watchdog(StatusMonitor):
             and self._is_any_running(statuses)
             and time.monotonic() < deadline
         ):
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
             statuses = self.statuses()
         if not gone:
             return None
@@ -347,7 +351,7 @@ class Watchdog(StatusMonitor):
 
     def _is_reporter(self, hang: Hang, wait: Wait) -> bool:
         able = [rank for rank in hang.waiting if self._beats.get(rank, (0, 0))[1] < _QUIET_SAMPLES]
-        return self.place.rank in able[:1] or wait.age_s > 1.5 * self._response.limit_s + _GONE_S
+        return self.place.rank in able[:1] or wait.age_s > _NEXT_REPORTER * self._response.limit_s + _GONE_S
 
     def _describe(self, hang: Hang, statuses: dict[int, RankStatus]) -> HangReport:
         response, quiet = self._response, self._quiet(statuses)
@@ -380,7 +384,7 @@ class Watchdog(StatusMonitor):
         statuses = {**dict.fromkeys(range(self.place.size), silent), **self.statuses()}
         self._count_silence(statuses)
         return not any(
-            status.state in ("running", "left") and self._beats[rank][1] < 10 * _QUIET_SAMPLES
+            status.state in ("running", "left") and self._beats[rank][1] < _GONE_SAMPLES
             for rank, status in statuses.items()
             if rank != self.place.rank
         )
@@ -393,7 +397,7 @@ def _stopped(status: RankStatus, host: str) -> str:
     return ""
 
 
-_BUSY = 0.05  # share of a core above which the worker and its child processes compute
+_BUSY = 0.05  # share of a core above which the worker and its child processes compute: a guess
 _TICKS_S = 0.03  # CPU time that does not count: the system measures child processes in steps of 0.01 s
 
 
@@ -407,7 +411,7 @@ class IdleWatch:
 
     def __init__(self, limit_s: float, on_hang: Callable[[str], None]) -> None:
         self._limit_s, self._on_hang = limit_s, on_hang
-        self._interval_s = min(INTERVAL_S, limit_s / 6)
+        self._interval_s = interval_of(limit_s)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="samestep-idle-watch", daemon=True)
 

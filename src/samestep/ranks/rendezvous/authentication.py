@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
 _CHUNK = 1 << 16  # maximum bytes of one call of send or recv
 LONGEST = 64 * 1024 * 1024
-"""Maximum bytes of one message."""
+"""Maximum bytes of one message: a guess, far above what ranks post."""
 
 
 class AuthenticationError(ConnectionError):
@@ -249,9 +249,14 @@ def _limit(peer: socket.socket, deadline: float) -> None:
 
 
 HANDSHAKE_S = 2.0
-"""Maximum seconds of a handshake."""
-_AT_ONCE = 64  # maximum connections in their handshake at a time
-_LARGEST_BACKLOG = 256 * 1024 * 1024  # maximum bytes that wait to be sent to one peer
+"""Maximum seconds of a handshake: a guess, far above two messages each way."""
+BACKLOG = 1024
+"""Connections that the system keeps until a server accepts them: those of all ranks of a large job."""
+_AT_ONCE = (
+    64  # maximum connections in their handshake at a time: a guess, so that strangers hold few descriptors
+)
+_LARGEST_BACKLOG = 256 * 1024 * 1024  # maximum bytes that wait to be sent to one peer: four messages
+_JOIN_S = 5.0  # seconds to wait for the server's thread at its end: a guess
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
 
 
@@ -332,7 +337,7 @@ class Server:
         with suppress(OSError):
             self._wake.send(b"\0")
         if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+            self._thread.join(_JOIN_S)
 
     def forget_in_child(self) -> None:
         """Close all descriptors in a forked process, so that the parent's close ends the connections."""

@@ -39,14 +39,15 @@ from samestep.launchers import hostlist
 from samestep.launchers.detect import LOOPBACK, Detected
 from samestep.launchers.processors import launcher_processes
 from samestep.launchers.registry import BY_NAME, ENVIRONMENT, SLURM
-from samestep.ranks.rendezvous.authentication import AuthenticationError, Peer, Server, connect
+from samestep.ranks.rendezvous.authentication import BACKLOG, AuthenticationError, Peer, Server, connect
 from samestep.ranks.rendezvous.job_secret import job_key
 
 # Above the well-known services, below the ports that Linux (32768), Kubernetes (30000) and PyTorch's own
 # default (29500) use.
 PORTS = range(15000, 29000)
-_TRIES = 8  # ports of a job, of which other programs may have some
+_TRIES = 8  # ports of a job, of which other programs may have some: a guess
 _STRIDE = 1009  # prime: jobs whose first ports are adjacent have other ports far apart
+_TIMEOUT_S = 10.0  # of the name server and of scontrol, which may not answer: a guess
 
 
 def choose(
@@ -87,7 +88,7 @@ def name_of(detected: Detected, ancestors: Ancestors = ancestors) -> str:
     )
 
 
-def resolve(address: str, *, timeout_s: float = 10.0) -> str:
+def resolve(address: str, *, timeout_s: float = _TIMEOUT_S) -> str:
     """Return the IP address of a host; wait for the name server at most `timeout_s`.
 
     A name that does not resolve may be that of a Slurm node with another address.
@@ -150,7 +151,6 @@ def _hint(detected: Detected) -> str:
 
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-_TIMEOUT_S = 10.0  # of scontrol, whose server may not answer
 
 
 def address_of(node: str) -> str | None:
@@ -176,7 +176,7 @@ _ON_A_TERMINAL = (
     " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
     "use salloc, or srun --ntasks=1 --pty."
 )
-_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret
+_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret: a guess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +252,7 @@ class BindAddress:
     def server(self, port: int) -> socket.socket:
         """Return a listening socket at this address and `port`."""
         return socket.create_server(
-            (self.address, port), family=self.family, backlog=1024, dualstack_ipv6=self.both
+            (self.address, port), family=self.family, backlog=BACKLOG, dualstack_ipv6=self.both
         )
 
 
@@ -319,8 +319,11 @@ class _PortService:
             self.complete.set()
 
 
+_NAMED = 8  # ranks that a message names: a guess at what is read
+
+
 def _missing_text(waiting: set[int], size: int, timeout_s: float) -> str:
-    missing = ", ".join(map(str, sorted(waiting)[:8])) + (", ..." if len(waiting) > 8 else "")
+    missing = ", ".join(map(str, sorted(waiting)[:_NAMED])) + (", ..." if len(waiting) > _NAMED else "")
     return (
         f"rank {missing} of {size} did not come within {timeout_s:g} s. Did all of them start, do they reach "
         f"{socket.gethostname()}, and do they have the same secret? (Nodes that share no home directory need "

@@ -25,7 +25,7 @@ from samestep.ranks.rendezvous.endpoint import resolve
 
 IFNAME = "GLOO_SOCKET_IFNAME"
 """Gloo's variable for the interface; a value that the user has set takes precedence."""
-_PATIENCE_S = 5.0  # seconds to wait for the name server
+_PATIENCE_S = 5.0  # seconds to wait for the name server: a guess
 _LOOPBACK = "lo"
 
 

@@ -21,6 +21,7 @@ from samestep.base.documents import read_as
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
+from samestep.ranks.rendezvous.network_store import LEAST_PAUSE_S, MOST_PAUSE_S
 
 _ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})  # back ends
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
@@ -216,7 +217,9 @@ def _slot_from(verdict: bytes, place: Place) -> Slot:
 def _wait(store: Store, key: str, timeout_s: float, *, waiting_for: str) -> None:
     """Return once `key` is posted. Polls rather than blocks, so that Ctrl-C interrupts it."""
     try:
-        if not holds_within(lambda: store.check([key]), timeout_s, least_s=0.0005, most_s=0.25):
+        if not holds_within(
+            lambda: store.check([key]), timeout_s, least_s=LEAST_PAUSE_S, most_s=MOST_PAUSE_S
+        ):
             raise PeerLost(
                 f"{waiting_for} did not come within {timeout_s:.0f} s. "
                 "Did it start, and does it reach rank 0?"

@@ -29,7 +29,7 @@ from samestep.ranks.rendezvous.authentication import derived
 
 _IN_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
 _BYTES = 32  # of a random secret
-_FEWEST, _MOST = 16, 4096  # bytes of a file with a secret
+_FEWEST, _MOST = 16, 4096  # bytes of a file with a secret: 128 bits cannot be tried out; a page is no key
 _ADVICE = (
     "Make one with `(umask 077; head -c 32 /dev/urandom > FILE)`, and give --secret-file FILE on every node."
 )

@@ -23,6 +23,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, Sto
 from samestep.base.errors import PeerLost
 from samestep.base.polling import polls
 from samestep.ranks.rendezvous.authentication import (
+    BACKLOG,
     AuthenticationError,
     Connection,
     Peer,
@@ -207,11 +208,15 @@ class ReadAhead:
 
 
 T = TypeVar("T")
-_TRY_S = 5.0  # maximum seconds of one connection, with its handshake
-_LEAST_S = 0.0005  # shortest pause between two tries: ranks of one host start at about the same time
+_LEAST_TRY_S, _TRY_S = 0.1, 5.0
+"""Least and maximum seconds of one connection, with its handshake: guesses."""
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.0005, 0.25
+"""Shortest and longest pause between two requests: ranks of one host start at about the same time, and a rank
+that comes late delays the others by a quarter of a second at most."""
 _FOREIGN_S = 3.0
 """Seconds of retries with a server that lacks the job's secret: it may be one that is about to end."""
-_SLACK_S = 10.0  # seconds that an answer may arrive after its limit
+_SLACK_S = 10.0  # seconds that an answer may arrive after its limit: a guess
+_NAMED = 4  # keys that a message names: a guess at what is read
 _kept: "list[NetworkStore]" = []
 _serving: "weakref.WeakValueDictionary[tuple[int, bytes], Server]" = weakref.WeakValueDictionary()
 """Servers of this process, by port and key: several stores may share one, as with torch's."""
@@ -369,7 +374,7 @@ class NetworkStore(Store):
         except (OSError, ValueError) as error:
             raise DistNetworkError(f"the store at {self._address}:{self._port} is lost: {error}") from error
         if status == TIMED_OUT:
-            names = ", ".join(part.decode(errors="replace") for part in parts[:4])
+            names = ", ".join(part.decode(errors="replace") for part in parts[:_NAMED])
             raise DistStoreError(f"wait timeout after {limit_s:g} s: no rank has set {names}")
         if status != DONE:
             raise DistStoreError(f"the store refuses the request: {values[0].decode()}")
@@ -408,8 +413,8 @@ class NetworkStore(Store):
             PeerLost: the server does not answer, or does not have this job's secret.
         """
         foreign, failure = None, OSError("no answer")
-        for waited in polls(timeout_s, least_s=_LEAST_S):
-            limit_s = max(0.1, min(_TRY_S, timeout_s - waited))
+        for waited in polls(timeout_s, least_s=LEAST_PAUSE_S):
+            limit_s = seconds_of_try(timeout_s - waited)
             try:
                 self._idle.append(connect(self._address, self._port, self._key, timeout_s=limit_s))
             except AuthenticationError as error:
@@ -423,6 +428,11 @@ class NetworkStore(Store):
         if foreign is not None:
             raise _not_ours(self._address, self._port)
         raise no_answer(f"at {self._address}:{self._port}", timeout_s, failure) from failure
+
+
+def seconds_of_try(left_s: float) -> float:
+    """Return the timeout of one connection, where `left_s` seconds are left for all tries."""
+    return max(_LEAST_TRY_S, min(_TRY_S, left_s))
 
 
 def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkStore:
@@ -443,9 +453,11 @@ def serve(address: str, port: int, key: bytes, *, everywhere: bool) -> NetworkSt
 def _listener(address: str, port: int, *, everywhere: bool) -> socket.socket:
     if everywhere and socket.has_dualstack_ipv6():
         with suppress(OSError):  # IPv6 may be disabled; then the port may still be free
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+            )
     family = socket.AF_INET6 if ":" in address and not everywhere else socket.AF_INET
-    return socket.create_server(("" if everywhere else address, port), family=family, backlog=1024)
+    return socket.create_server(("" if everywhere else address, port), family=family, backlog=BACKLOG)
 
 
 def base_of(store: Any) -> NetworkStore | None:

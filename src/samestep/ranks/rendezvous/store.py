@@ -26,13 +26,18 @@ from samestep.base.polling import holds_within, polls
 from samestep.launchers.detect import LOOPBACK, Detected
 from samestep.ranks.rendezvous.endpoint import START_S, no_answer, rendezvous_endpoint, resolve
 from samestep.ranks.rendezvous.job_secret import job_key
-from samestep.ranks.rendezvous.network_store import NetworkStore, base_of, serve
+from samestep.ranks.rendezvous.network_store import (
+    LEAST_PAUSE_S,
+    MOST_PAUSE_S,
+    NetworkStore,
+    base_of,
+    seconds_of_try,
+    serve,
+)
 
 __all__ = ["PURPOSE", "Store", "base_of", "open_store", "ranks_store"]
 PURPOSE = "store"
 """Purpose of the key that protects the ranks' store."""
-_LEAST_S, _MOST_S = 0.0005, 0.25
-"""Shortest and longest pause between two requests to the agents' store."""
 
 # Every join of this process gets separate keys, since a store may outlive the world it served.
 _joins = count()
@@ -153,7 +158,7 @@ def _answer_all(store: Store, place: Place, timeout_s: float) -> str:
     """Answer every word, as rank 0, until all ranks have confirmed the answer to their own."""
     name, answered = uuid4().hex, set[bytes]()
     missing = list(range(1, place.size))
-    for _ in polls(timeout_s, least_s=_LEAST_S, most_s=_MOST_S):
+    for _ in polls(timeout_s, least_s=LEAST_PAUSE_S, most_s=MOST_PAUSE_S):
         for rank in missing:
             if store.check([f"hello/{rank}"]) and (word := store.get(f"hello/{rank}")) not in answered:
                 store.set(f"answer/{word.decode()}", name)
@@ -170,7 +175,9 @@ def _answer_all(store: Store, place: Place, timeout_s: float) -> str:
 def _ask_rank_0(store: Store, place: Place, timeout_s: float) -> str:
     word = uuid4().hex
     store.set(f"hello/{place.rank}", word)
-    if not holds_within(lambda: store.check([f"answer/{word}"]), timeout_s, least_s=_LEAST_S, most_s=_MOST_S):
+    if not holds_within(
+        lambda: store.check([f"answer/{word}"]), timeout_s, least_s=LEAST_PAUSE_S, most_s=MOST_PAUSE_S
+    ):
         raise PeerLost(f"rank 0 of {place.size} did not come within {timeout_s:g} s. Did it start?")
     name = store.get(f"answer/{word}").decode()
     store.set(f"received/{name}/{place.rank}", "")
@@ -182,7 +189,7 @@ def _await_listener(address: str, port: int, *, timeout_s: float) -> None:
     failure = OSError("no answer")
     for waited in polls(timeout_s):
         try:
-            with socket.create_connection((address, port), timeout=max(0.1, min(5.0, timeout_s - waited))):
+            with socket.create_connection((address, port), timeout=seconds_of_try(timeout_s - waited)):
                 return
         except OSError as error:  # noqa: PERF203 - each try is one connection
             failure = error

@@ -54,8 +54,9 @@ PROOFS_S = (2.0, 5.0, 30.0)
 """Timeouts of the proofs in seconds, by attempt; with guarded sockets there is time for slow ranks."""
 _PROOF = 32  # bytes of an HMAC-SHA256
 _BAD = 1 << 32  # number that a rank adds if it is connected to a foreign process; the lower half counts ranks
-_LOOK_S = 0.005  # seconds between two searches for new connections
+_LOOK_S = 0.005  # seconds between two searches for new connections: a guess, as the next number
 _MOST_OF = 0.9  # fraction of the timeout; a rank that has waited longer has waited for another rank
+_SOONEST_S = 0.001  # of a wait whose time is over: torch takes 0 for no limit
 _SOURCE = struct.Struct("!4sH")
 
 
@@ -187,7 +188,7 @@ def _prove(made: Any, group: Group, key: bytes, limit_s: float) -> None:
             works.append(made.send([torch.frombuffer(proof, dtype=torch.uint8)], rank, tag))
             expected.append((rank, received, derived(key, str(rank), str(group.rank), str(tag))))
     for work in works:
-        work.wait(timedelta(seconds=max(deadline - monotonic(), 0.001)))
+        work.wait(timedelta(seconds=max(deadline - monotonic(), _SOONEST_S)))
     for rank, received, right in expected:
         if not hmac.compare_digest(bytes(received.tolist()), right):
             raise DistNetworkError(f"the proof of rank {rank} is wrong")

@@ -19,10 +19,10 @@ from samestep.verify.observers.check import Call, Check, checksum, in_words, is_
 from samestep.verify.probe import plain_name
 from samestep.verify.trace import Note, Place
 
-_LEAST_STEPS = 2  # steps or backwards before anything is noted
+_LEAST_STEPS = 2  # steps or backwards before anything is noted: the first may be special
 _LEAST_UNCHANGED = 5
-"""Steps without a change before they are noted; some optimizers update in every second step."""
-_LEAST_LOSSES = 2  # backwards from a loss without a graph before they are noted
+"""Steps without a change before they are noted; some optimizers update in every second step. A guess."""
+_LEAST_LOSSES = 2  # backwards from a loss without a graph before they are noted: the first may be special
 _NAMED = 3  # parameters that a message names
 
 

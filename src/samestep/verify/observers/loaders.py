@@ -27,9 +27,9 @@ from samestep.verify.trace import Note, Place
 
 _LEAST_STATES = 3
 """States of a generator that two workers must share: a data set may seed one alike for each sample."""
-_MOST_FETCHES = 16  # fetches of a worker after which its generators are not inspected any more
-_DEEPEST = 5
-_LONGEST = 64  # depth of objects, and length of containers, in which generators are searched
+_MOST_FETCHES = 16  # fetches of a worker after which its generators are not inspected any more: a guess
+_DEEPEST, _LONGEST = 5, 64
+"""Depth of objects, and length of containers, in which generators are searched: guesses."""
 _OF_PROCESS = ("Python", "NumPy", "torch")
 Generators: TypeAlias = dict[str, Any]
 
@@ -195,7 +195,7 @@ _KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Gener
 _WITHOUT = (str, bytes, int, float, type(None), Tensor, np.ndarray, nn.Module, type, ModuleType)
 
 
-_COMPARED = 64  # indices of an epoch that are compared
+_COMPARED = 64  # indices of an epoch that are compared: by chance, so many are never equal
 _LEAST_INDICES = 4  # indices that are equal in two epochs by chance only rarely
 
 

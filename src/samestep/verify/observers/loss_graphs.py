@@ -14,7 +14,7 @@ from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Check, in_words
 from samestep.verify.trace import Note, Place
 
-_MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first
+_MOST_NODES = 256  # operations of a graph that are inspected, those next to the loss first: a guess
 _LEAST_SAMPLES = 2  # a single sample has the same result with and without the broadcast
 _WRONG = {
     ("LogSoftmaxBackward0", "SoftmaxBackward0"): ("cross_entropy", "softmax", "logits"),
@@ -85,7 +85,7 @@ def _is_broadcast(operation: Any) -> bool:
     return after == [size, size] and before in ([size], [size, 1]) and size >= _LEAST_SAMPLES
 
 
-_MOST_OPERATIONS = 32  # operations of a graph that are inspected, those next to the loss first
+_MOST_OPERATIONS = 32  # operations of a graph in which divisors are read: of the loss, not of the model
 _MEAN = 1
 """The value of torch's enumeration of reductions (`torch.nn._reduction`) that stands for the mean."""
 

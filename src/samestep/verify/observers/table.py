@@ -1,7 +1,7 @@
 """The tables of observers and checks.
 
-A new check needs its code in `verdict.NoteCode`, a row in ``docs/guide/verify.md``, a script with that
-mistake in ``tests/gallery_notes``, and no note about any script without it.
+A new check needs its code in `verdict.NoteCode`, a row in ``docs/guide/verify.md``, a training of a few lines
+with that mistake in ``tests/unit/verify/observers``, and no note about any without it.
 """
 
 from collections.abc import Callable, Sequence

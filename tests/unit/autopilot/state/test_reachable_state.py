@@ -34,9 +34,13 @@ class Net(nn.Module):
         self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.1)
         self.config, self.names = Config(), SimpleNamespace(mode="a")
         self.sizes, self.stats, self.recent = [4, 8], {"seen": 0}, deque(maxlen=3)
+        self.options, self.flags = {"norm": {"center": False}}, {"linear"}
         self.counts, self.plain = np.zeros(2), torch.zeros(2)
         self.box = [0]
         self.hidden = make(self.box[0])
+
+    def keep(self, value, kept=[]):  # noqa: B006 - as scripts have it
+        kept.append(value)
 
     def forward(self, x):
         helper()
@@ -58,6 +62,8 @@ CHANGES = {
     "namespace": lambda net: setattr(net.names, "mode", "b"),
     "short list": lambda net: net.sizes.__setitem__(1, 16),
     "dict": lambda net: net.stats.__setitem__("seen", 5),
+    "nested dict": lambda net: net.options["norm"].__setitem__("center", True),
+    "set": lambda net: net.flags.add("center"),
     "dropout": lambda net: setattr(net.drop, "p", 0.5),
     "mode of a submodule": lambda net: net.drop.eval(),
     "frozen parameter": lambda net: net.fc.weight.requires_grad_(False),
@@ -88,6 +94,7 @@ LEFT = {
     "deque of tensors": lambda net: net.recent.append(torch.ones(1)),
     "array": lambda net: net.counts.__iadd__(1),
     "list in a global": lambda net: LOG["rows"].append(1),
+    "default argument": lambda net: net.keep(1),
 }
 
 

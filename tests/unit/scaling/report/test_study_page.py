@@ -264,10 +264,6 @@ def test_the_command_can_be_copied():
     assert "<title>Scaling study: train.py --fmt &#x27;%d 5 % x&#x27;</title>" in text
 
 
-def test_a_single_number_of_workers_has_a_page():
-    assert "samples/s" in texts(study(workers=(1,)))
-
-
 def test_oversubscribed_points_are_hollow_and_labeled():
     oversubscribed = study(points=(point(1), point(2), point(4, oversubscribed=True)))
     text = render(oversubscribed)

@@ -41,15 +41,6 @@ class Interrupted(Measured):
         raise AssertionError
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, also where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_study_is_kept(tmp_path, capsys, number):
     request = Request(target="t.py", workers=(1, 2), steps=1, warm_up=0, repeats=2, folder=tmp_path / "s")
@@ -65,7 +56,6 @@ def test_an_interrupted_study_is_kept(tmp_path, capsys, number):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_a_study_that_is_interrupted_again_while_it_is_written_is_kept(tmp_path, monkeypatch):
     def interrupted(*arguments, **named):
         os.kill(os.getpid(), signal.SIGINT)
@@ -91,7 +81,6 @@ class Begun:
         yield from ()
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("continues", [False, True])
 def test_a_study_without_an_ended_run_is_removed_unless_its_runs_continue(tmp_path, continues):
     request = Request(target="t.py", workers=(1,), steps=1, warm_up=0, repeats=1, folder=tmp_path / "a" / "s")

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -22,14 +21,6 @@ from support.commands import await_end_of
 def quiet(monkeypatch):
     """Skip sampling the background load, which takes time."""
     monkeypatch.setattr(local, "sample_load", lambda: None)
-
-
-@pytest.fixture(autouse=True)
-def interruptible():
-    """Handle Ctrl-C, which can be ignored in the process of the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def trials_of(folder, **changes):

@@ -64,14 +64,6 @@ def submitted(folder, slurm, *, record=lambda jobs: None):
         raise
 
 
-@pytest.fixture
-def interruptible():
-    """Handle Ctrl-C, which can be ignored in the process of the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_the_record_of_submitted_jobs_is_read(tmp_path):
     frame, trials, made = study(tmp_path / "study")
     taken, reports = submitted(tmp_path / "study", Slurm())
@@ -121,7 +113,6 @@ def test_no_job_is_left_in_the_queue_if_slurm_refuses_one(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_job_is_left_in_the_queue_after_a_signal(tmp_path, number):
     slurm, recorded = Slurm(meanwhile=lambda: os.kill(os.getpid(), number)), []

@@ -131,10 +131,10 @@ def new_statistics():
 
 def teacher():
     """A model in training mode computes targets for the same batch, and never trains itself."""
-    training, other = Training(), Training()
+    training, teaching = Training(), Training()
     for (x,) in DataLoader(TRAIN, batch_size=4):
         with torch.no_grad():
-            target = other.model(x)
+            target = teaching.model(x)
         training.optimizer.zero_grad()
         (training.model(x) - target).square().mean().backward()
         training.optimizer.step()
@@ -160,7 +160,7 @@ def pseudo_labels():
         (left, ["train-mode-in-evaluation"]),
         (left_with_dropout, ["train-mode-in-evaluation"]),
     ],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda script: getattr(script, "__name__", None),
 )
 def test_a_mistake_is_noted(noted, script, codes):
     assert noted(script) == codes
@@ -181,7 +181,14 @@ def test_a_mistake_is_noted(noted, script, codes):
         teacher,
         pseudo_labels,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda script: script.__name__,
 )
 def test_a_right_script_has_no_note(noted, script):
     assert noted(script) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "line"), [(kept, "training.model.eval()"), (left, "(model or self.model)(x)")]
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    assert line in named_line(script)

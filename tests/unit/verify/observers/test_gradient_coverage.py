@@ -82,7 +82,7 @@ def head_alone():
 def frozen():
     model = Parts()
     model.middle.requires_grad_(False)
-    train(model, sgd(one for one in model.parameters() if one.requires_grad))
+    train(model, sgd(parameter for parameter in model.parameters() if parameter.requires_grad))
 
 
 def updated_by_hand():
@@ -93,8 +93,8 @@ def updated_by_hand():
         model(X).square().mean().backward()
         optimizer.step()
         with torch.no_grad():
-            for one in model.head.parameters():
-                one -= 0.1 * one.grad
+            for parameter in model.head.parameters():
+                parameter -= 0.1 * parameter.grad
 
 
 def two_optimizers():
@@ -111,9 +111,9 @@ def without_optimizer():
     for _ in range(3):
         model(X).square().mean().backward()
         with torch.no_grad():
-            for one in model.parameters():
-                one -= 0.1 * one.grad
-                one.grad = None
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
 
 
 def listed():
@@ -148,8 +148,8 @@ def averaged():
         train(model, optimizer, steps=1)
         with torch.no_grad():
             average(X)
-            for one, other in zip(average.parameters(), model.parameters(), strict=True):
-                one.lerp_(other, 0.1)
+            for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(weight, 0.1)
 
 
 def cast():
@@ -206,14 +206,14 @@ def sometimes_without_graph():
 
 def adversarial():
     first, second = Parts(), Parts()
-    one, two = sgd(first.parameters()), sgd(second.parameters())
+    of_first, of_second = sgd(first.parameters()), sgd(second.parameters())
     for _ in range(3):
-        two.zero_grad()
+        of_second.zero_grad()
         second(first.middle(X).detach()).mean().backward()
-        two.step()
-        one.zero_grad()
+        of_second.step()
+        of_first.zero_grad()
         (second(first.middle(X)).mean() + first(X).mean()).backward()
-        one.step()
+        of_first.step()
 
 
 def by_closure():
@@ -242,7 +242,7 @@ def by_closure():
         (rounded_away, ["no-change"]),
         (detached, ["loss-without-graph"]),
     ],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda script: getattr(script, "__name__", None),
 )
 def test_a_mistake_is_noted(noted, script, codes):
     assert noted(script) == codes
@@ -266,18 +266,29 @@ def test_a_mistake_is_noted(noted, script, codes):
         adversarial,
         by_closure,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda script: script.__name__,
 )
 def test_a_right_script_has_no_note(noted, script):
     assert noted(script) == []
 
 
-def test_a_note_names_the_line_that_makes_the_optimizer_and_the_parameters():
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        *((script, "torch.optim.SGD(") for script in (unused, listed, copied, unchanged)),
+        (detached, ".backward()"),
+    ],
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    """It is the line that makes the optimizer, or the backward of a loss without a graph."""
+    assert line in named_line(script)
+
+
+def test_a_note_names_the_parameters():
     checks = Checks([GradientCoverage])
     with checks.attached():
         unused()
     (note,) = checks.notes()
-    assert note.place == (__file__, sgd.__code__.co_firstlineno + 1)
     assert "head.weight" in note.message
     assert "head.bias" in note.message
 
@@ -291,5 +302,5 @@ def test_checks_change_no_random_number_and_no_weight():
 
     expected = weights()
     with Checks(CHECKS).attached():
-        found = weights()
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        observed = weights()
+    assert all(map(torch.equal, expected, observed))

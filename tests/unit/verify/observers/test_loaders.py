@@ -1,6 +1,7 @@
 """Workers of a loader that draw alike, and epochs of one order, are noted."""
 
 import random
+from linecache import getline
 
 import numpy as np
 import pytest
@@ -105,11 +106,15 @@ def drawn_once(data, _):
     return data.scale
 
 
-def codes_of(data, **options):
+def notes_on(data, **options):
     checks = Checks([LoaderGenerators])
     with checks.attached():
         list(DataLoader(data, batch_size=4, **{"num_workers": 2, **options}))
-    return {note.code for note in checks.notes()}
+    return list(checks.notes())
+
+
+def codes_of(data, **options):
+    return {note.code for note in notes_on(data, **options)}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +153,11 @@ def test_right_random_numbers_have_no_note(data, options):
     assert codes_of(data(), **options) == set()
 
 
+def test_the_note_names_the_line_that_draws_a_sample():
+    (note,) = notes_on(Data(by_attribute, rng=random.Random(0)))
+    assert note.place == (__file__, Data.__getitem__.__code__.co_firstlineno)
+
+
 DATA = TensorDataset(torch.randn(12, 3))
 
 
@@ -182,7 +192,7 @@ class Drawing(ByEpoch):
 
 
 def noted(loader, *, epochs=2, trains=True, set_epoch=False):
-    """Return the codes of the notes on a training with a loader."""
+    """Return the codes of the notes on a training with a loader, and the lines that they name."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     checks = Checks([SamplerEpochs])
@@ -194,7 +204,10 @@ def noted(loader, *, epochs=2, trains=True, set_epoch=False):
                 model(x).sum().backward()
                 if trains:
                     optimizer.step()
-    return [note.code for note in checks.notes()]
+    return [(note.code, getline(*note.place).strip()) for note in checks.notes()]
+
+
+SAME_ORDER = ("same-order-in-epochs", "for (x,) in loader:")
 
 
 def of_batches(sampler):
@@ -204,11 +217,11 @@ def of_batches(sampler):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_is_never_set_is_noted(workers):
     loader = DataLoader(DATA, batch_size=4, sampler=ByEpoch(), num_workers=workers)
-    assert noted(loader) == ["same-order-in-epochs"]
+    assert noted(loader) == [SAME_ORDER]
 
 
 def test_the_sampler_of_a_batch_sampler_counts():
-    assert noted(of_batches(ByEpoch())) == ["same-order-in-epochs"]
+    assert noted(of_batches(ByEpoch())) == [SAME_ORDER]
 
 
 @pytest.mark.parametrize(

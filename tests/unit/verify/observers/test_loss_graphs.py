@@ -43,6 +43,10 @@ def test_an_activation_before_a_loss_that_computes_it_is_noted(noted, name):
     assert noted(lambda: train(WRONG[name])) == ["softmax-before-loss"]
 
 
+def test_a_note_names_the_line_of_the_backward(named_line):
+    assert "loss(model(X)).backward()" in named_line(lambda: train(WRONG["softmax"]))
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_loss_has_no_note(noted, name):
     assert noted(lambda: train(RIGHT[name])) == []

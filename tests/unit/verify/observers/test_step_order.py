@@ -83,17 +83,17 @@ def by_model():
 
 def by_hand():
     def clear(model, _):
-        for one in model.parameters():
-            one.grad = None
+        for parameter in model.parameters():
+            parameter.grad = None
 
     loop(after=clear)
 
 
 def in_place_by_hand():
     def clear(model, _):
-        for one in model.parameters():
-            if one.grad is not None:
-                one.grad.data.zero_()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
 
     loop(before=clear)
 
@@ -111,8 +111,8 @@ def decayed():
     """Momentum by hand: a part of the gradient is kept on purpose."""
 
     def shrink(model, _):
-        for one in model.parameters():
-            one.grad.mul_(0.5)
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
 
     loop(after=shrink)
 
@@ -149,8 +149,8 @@ def assigned():
     parameters = list(model.parameters())
     for _ in range(4):
         gradients = torch.autograd.grad(loss_of(model), parameters)
-        for one, gradient in zip(parameters, gradients, strict=True):
-            one.grad = gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         optimizer.step()
 
 
@@ -174,13 +174,13 @@ def penalty_first():
 
 
 @pytest.mark.parametrize(
-    "script", [never, never_but_clipped, never_in_the_closure], ids=lambda one: one.__name__
+    "script", [never, never_but_clipped, never_in_the_closure], ids=lambda script: script.__name__
 )
 def test_gradients_that_are_never_zeroed_are_noted(noted, script):
     assert noted(script) == ["gradients-not-zeroed"]
 
 
-@pytest.mark.parametrize("script", [between_zeros, between_none], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("script", [between_zeros, between_none], ids=lambda script: script.__name__)
 def test_gradients_zeroed_between_backward_and_step_are_noted(noted, script):
     assert noted(script) == ["gradients-thrown-away"]
 
@@ -201,7 +201,7 @@ def test_gradients_zeroed_between_backward_and_step_are_noted(noted, script):
         repeated_step,
         penalty_first,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda script: script.__name__,
 )
 def test_a_right_script_has_no_note(noted, script):
     assert noted(script) == []
@@ -258,7 +258,7 @@ def test_clipping_takes_a_generator_and_keywords(noted):
     def script():
         model = nn.Linear(4, 1)
         model(X).sum().backward()
-        nn.utils.clip_grad_value_(clip_value=0.5, parameters=(one for one in model.parameters()))
+        nn.utils.clip_grad_value_(clip_value=0.5, parameters=(parameter for parameter in model.parameters()))
         assert model.weight.grad.abs().max() == 0.5
 
     assert noted(script) == []
@@ -370,7 +370,7 @@ def first_step_overflows():
         schedule.step()
 
 
-@pytest.mark.parametrize("script", [each_epoch, each_batch], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("script", [each_epoch, each_batch], ids=lambda script: script.__name__)
 def test_a_schedule_that_steps_first_is_noted(noted, script):
     assert noted(script) == ["schedule-before-optimizer"]
 
@@ -388,7 +388,21 @@ def test_a_schedule_that_steps_first_is_noted(noted, script):
         each_micro_batch,
         first_step_overflows,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda script: script.__name__,
 )
 def test_a_right_schedule_has_no_note(noted, script):
     assert noted(script) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (never_but_clipped, "optimizer.step()"),
+        (between_zeros, "optimizer.step()"),
+        (lambda: train(steps=24, factor=lambda _: float("inf")), "scaler.step(optimizer)"),
+        (lambda: train(clip=lambda _: 1.0, unscales=False), "clip_grad_norm_("),
+        (each_epoch, "schedule.step()"),
+    ],
+)
+def test_a_note_names_the_line_with_the_mistake(named_line, script, line):
+    assert line in named_line(script)
