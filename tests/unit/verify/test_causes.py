@@ -218,7 +218,7 @@ def test_both_values_of_a_weight_decay_are_named():
 @pytest.mark.parametrize("decays", [[], [5e-4], [0.0]])
 def test_a_weight_decay_that_is_not_n_times_as_large_is_not_named(decays):
     """Only this finds a cause that names any other weight decay, such as none on N workers."""
-    assert found(run(2, change=lambda _, step: replace(step, weight_decays=decays))) == []
+    assert causes_in(run(2, change=lambda _, step: replace(step, weight_decays=decays))) == []
 
 
 def test_gradients_are_compared_before_the_earliest_step_with_another_rate_or_weight_decay():
@@ -229,7 +229,7 @@ def test_gradients_are_compared_before_the_earliest_step_with_another_rate_or_we
         later = other_gradient(step) if step.index else step
         return replace(later, learning_rates=rates, weight_decays=[1e-3])
 
-    assert found(run(2, change=change)) == ["learning-rate", "weight-decay-times-n"]
+    assert causes_in(run(2, change=change)) == ["learning-rate", "weight-decay-times-n"]
 
 
 @pytest.mark.parametrize("name", ["buffers", "frozen"])
