@@ -18,7 +18,7 @@ BatchCause: TypeAlias = Literal[
 OrderCause: TypeAlias = Literal[
     "other-order", "other-samples", "folder-order", "set-order", "padded-evaluation"
 ]
-RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
+RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate", "weight-decay-times-n"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
     "buffers-differ-at-start",

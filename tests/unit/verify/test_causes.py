@@ -35,6 +35,7 @@ def step_of(index, samples, *, jitter=0.0):
         samples=samples,
         losses=[float(1 + of_step.random())],
         learning_rates=[0.1 * 0.9**index],
+        weight_decays=[5e-4],
         gradient=(gradient * noise).tolist(),
         gradient_norm=float(np.linalg.norm(gradient * noise)),
         before=(parameters + index).tolist(),
@@ -203,6 +204,7 @@ def doubled(rank, step):
         ("lr-times-n", lambda _, step: times_n(step)),
         ("schedule-n-times", lambda _, step: stepped_twice(step)),
         ("learning-rate", lambda _, step: replace(step, learning_rates=[0.3])),
+        ("weight-decay-times-n", lambda _, step: replace(step, weight_decays=[1e-3])),
         ("never-averaged", lambda rank, step: scaled(1 + rank)(rank, step)),
         ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
         ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
@@ -224,6 +226,30 @@ def doubled(rank, step):
 )
 def test_a_fault_is_named(cause, change):
     assert causes_in(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def test_both_values_of_a_weight_decay_are_named():
+    seen = run(3, change=lambda _, step: replace(step, weight_decays=[1.5e-3]))
+    (finding,) = causes(Comparison(REFERENCE, seen, CONTROL))
+    assert "0.0015" in finding.message
+    assert "0.0005" in finding.message
+
+
+@pytest.mark.parametrize("decays", [[], [5e-4], [0.0]])
+def test_a_weight_decay_that_is_not_n_times_as_large_is_not_named(decays):
+    """Only this finds a cause that names any other weight decay, such as none on N workers."""
+    assert causes_in(run(2, change=lambda _, step: replace(step, weight_decays=decays))) == []
+
+
+def test_gradients_are_compared_before_the_earliest_step_with_another_rate_or_weight_decay():
+    """Only this finds a comparison up to the rate's step, which takes what the decay changes for a fault."""
+
+    def change(_, step):
+        rates = [0.3] if step.index > 1 else step.learning_rates
+        later = other_gradient(step) if step.index else step
+        return replace(later, learning_rates=rates, weight_decays=[1e-3])
+
+    assert causes_in(run(2, change=change)) == ["learning-rate", "weight-decay-times-n"]
 
 
 @pytest.mark.parametrize("name", ["buffers", "frozen"])
@@ -264,6 +290,7 @@ INDEPENDENT = {
     "padded-samples": lambda _, step: padded(step),
     "no-set-epoch": lambda _, step: step,
     "lr-times-n": lambda _, step: times_n(step),
+    "weight-decay-times-n": lambda _, step: replace(step, weight_decays=[1e-3]),
     "padded-evaluation": lambda _, step: step,
 }
 """Faults in the order of their gravity, and the change of a rank's step that each makes."""
