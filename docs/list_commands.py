@@ -6,7 +6,8 @@ python docs/list_commands.py --check    exits with 1 if the page is out of date
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 from typer.main import get_command
 
 from samestep.cli.main import PACKAGES, VERBS, application
+from samestep.training.settings import RunOptions, Settings
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Command reference: all options
 
 `samestep VERB --help` prints the same in a terminal. `docs/list_commands.py` writes this page.
+`samestep train` also has an option for each [setting of a training](../guide/training.md#options).
 """
+_SETTINGS = {field.name for kind in (Settings, RunOptions) for field in fields(kind)}
 _SHARED = "Options of several commands"
 
 
@@ -28,14 +32,16 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
     for verb in (*VERBS, *PACKAGES):
         command: Any = get_command(application(verb)).commands[verb]  # type: ignore[attr-defined]
         below = getattr(command, "commands", {})
-        yield verb, VERBS.get(verb, command.help), [] if below else _rows(command)
+        hidden = _SETTINGS if verb == "train" else ()
+        yield verb, VERBS.get(verb, command.help), [] if below else _rows(command, hidden)
         for name, part in below.items():
             summary = (part.help or part.short_help or "").split("\n\n")[0]
             yield f"{verb} {name}", summary, _rows(part)
 
 
-def _rows(command: Any) -> list[str]:
-    visible = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+def _rows(command: Any, hidden: Collection[str] = ()) -> list[str]:
+    shown = [one for one in command.params if one.name not in {"help", *hidden}]
+    visible = [one for one in shown if not getattr(one, "hidden", False)]
     return list(map(_row, visible))
 
 
