@@ -30,7 +30,7 @@ from samestep.training.output.run_folder import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
-from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
+from samestep.training.settings import SMALL_SHARE, Settings
 from samestep_lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -139,18 +139,6 @@ def test_every_key_of_the_configuration_is_described():
     assert keys == list(RECIPE_KEYS)
 
 
-def settings_table(kind):
-    """Return the lines of the table of a dataclass's settings, with their descriptions."""
-    lines = ["| option | meaning | default |", "|---|---|---|"]
-    for one in dataclasses.fields(kind):
-        about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
-        meaning = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
-        unset = one.default is dataclasses.MISSING or one.default in (None, (), "")
-        default = "" if unset else str(one.default).lower() if isinstance(one.default, bool) else one.default
-        lines.append(f"| `{flag(one.name)}` | {meaning} | {default} |")
-    return lines
-
-
 def recipes_table():
     """Return the lines of the table of recipes: a row for each setting in which they differ."""
     recipes = [book[name] for name in RECIPES for book in (RECIPES, FAST) if name in book]
@@ -160,11 +148,6 @@ def recipes_table():
         if len(set(values)) > 1:
             rows[f"`{flag(one.name)}`"] = [str(v).lower() if isinstance(v, bool) else v for v in values]
     return [f"| {name} | " + " | ".join(str(value) for value in row) + " |" for name, row in rows.items()]
-
-
-@pytest.mark.parametrize("kind", [Settings, RunOptions])
-def test_every_option_has_its_description_in_the_guide(kind):
-    assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 
 
 def test_the_settings_of_the_recipes_are_described():
