@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.main import get_command
 
 import samestep
 from samestep import errors
@@ -16,7 +15,7 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
-from samestep.cli.main import PACKAGES, VERBS, application
+from samestep.cli.main import PACKAGES, VERBS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -194,16 +193,6 @@ def test_the_parts_of_a_field_of_a_study_are_described(heading, name, fields):
     (row,) = (row for row in cells(section("reference/scaling.md", heading)) if row[0] == f"`{name}`")
 
     assert sorted(re.findall(r"`(\w+)`", row[2])) == sorted(fields)
-
-
-def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
-    text = "".join((DOCS / "guide" / page).read_text() for page in ("scaling.md", "submit.md"))
-    flags = {max(one.opts, key=len) for one in get_command(application("scale")).commands["scale"].params}
-    names = {name.removeprefix("--") for name in flags if name.startswith("--")}
-
-    for name in names - {"json", "module", "help"}:
-        assert re.search(f"`(--)?{name}\\b", text), name
-    assert "| `-m` |" in text
 
 
 def test_the_synchronizers_are_described():
