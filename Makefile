@@ -10,7 +10,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 # Each interpreter that the tests start would compile samestep again: a tenth of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-long test-units test-ranks test-processes test-commands check format docs bench exact chaos fuzz random matrix gpu gpu-bundle oldest newest clean
+.PHONY: help setup train test test-long test-units test-ranks test-processes test-commands check format docs bench exact chaos fuzz random matrix score gpu gpu-bundle oldest newest clean
 
 help:
 	@echo "make setup   environment in $(VENV), from requirements.lock"
@@ -24,6 +24,7 @@ help:
 	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
 	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
+	@echo "make score   run samestep verify on public faults of trainings, and write docs/reference/score.md; 30 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
 	@echo "make gpu-bundle  write build/gpu-bundle, which runs these checks on a machine without a network"
 	@echo "make oldest  tests of one process, and a training, with torch 2.6 from Debian's packages; needs root; 20 minutes"
@@ -119,6 +120,9 @@ matrix: $(READY) $(FRAMEWORKS_READY)
 	mkdir -p build
 	SAMESTEP_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/end_to_end/systems/test_script_kinds.py
 	PYTHONPATH=tests $(BIN)/python -m support.script_kinds_page build/matrix.json
+
+score: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m score
 
 # The pinned torch of the environment has no GPUs: an installed one that has them is used instead.
 GPU_PYTHON ?= $(PYTHON)

@@ -262,7 +262,12 @@ def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
 
 def _of_no_sample(resumption: Resumption, step: int) -> tuple[Cause, str]:
     """Return the cause of samples of which none belongs to the epoch, and the message about it."""
-    is_drawn = resumption.resumed.facts.augmented or resumption.usual.facts.augmented
+    usual = resumption.usual
+    counts = _keys(usual, range(usual.steps)).values()
+    has_noise = (
+        usual.at(usual.steps - 1).passes > 0 and max(counts, default=0) == 1
+    )  # in each epoch another one
+    is_drawn = usual.facts.augmented or has_noise
     uses = f"step {step} uses other samples than in the uninterrupted run"
     if is_drawn:
         return "resumed-draws", (

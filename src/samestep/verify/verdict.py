@@ -8,7 +8,12 @@ Verdict: TypeAlias = Literal["same", "same but for exceptions", "inconclusive", 
 
 RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
 BatchCause: TypeAlias = Literal[
-    "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
+    "no-set-epoch",
+    "overlapping-shards",
+    "batch-times-n",
+    "padded-samples",
+    "samples-left-out",
+    "skipped-step",
 ]
 OrderCause: TypeAlias = Literal[
     "other-order", "other-samples", "folder-order", "set-order", "padded-evaluation"

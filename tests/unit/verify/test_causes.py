@@ -101,6 +101,26 @@ def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
 
 
+def skipping(record, step):
+    """Return a run that does not make a step, whose samples count towards the next one."""
+
+    def without(trace):
+        skipped, following = trace.steps[step : step + 2]
+        later = replace(following, samples=skipped.samples + following.samples, backwards=2)
+        steps = [*trace.steps[:step], later, *trace.steps[step + 2 :]]
+        return replace(trace, steps=[replace(kept, index=index) for index, kept in enumerate(steps)])
+
+    return replace(record, traces=[without(trace) for trace in record.traces])
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_step_that_one_worker_or_several_skip_is_no_remainder_that_is_dropped(is_alone):
+    usual, shared = (skipping(REFERENCE, 3), run(2)) if is_alone else (REFERENCE, skipping(run(2), 3))
+    control = skipping(CONTROL, 3) if is_alone else CONTROL
+    codes = [finding.cause for finding in causes(Comparison(usual, shared, control))]
+    assert codes[0] == "skipped-step"
+
+
 @pytest.fixture
 def half():
     """Returns a function that finds the causes of a run in bfloat16."""

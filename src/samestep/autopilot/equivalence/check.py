@@ -27,7 +27,6 @@ from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
 from samestep.autopilot.equivalence.rounding import close, difference, largest
 from samestep.autopilot.equivalence.split_comparison import (
-    NOT_GATHERED,
     SplitComparison,
     SplitResult,
     SplitTrace,
@@ -40,10 +39,11 @@ from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcom
 from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
+from samestep.autopilot.state.reachable_state import is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path, leaves
 from samestep.ranks.world.protocol import World
 
@@ -363,7 +363,7 @@ class EquivalenceCheck:
         for number, change in enumerate(further, 1):
             disturbed = replace(change, gradients=False, skipped_draws=number)
             difference = self._disturbed(dims, disturbed)
-            if str(difference).endswith(NOT_GATHERED) and torch.is_grad_enabled():
+            if difference and self._comparison.lacks_gathering and torch.is_grad_enabled():
                 # The graph shows weights that the operations alone do not show.
                 difference = self._disturbed(dims, replace(disturbed, gradients=True))
             if isinstance(difference, _Failed) and disturbed.samples is not None:
@@ -387,6 +387,7 @@ class EquivalenceCheck:
 
     def _disturbed(self, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
+        self._comparison.lacks_gathering = False
         with self._restoring(), ExitStack() as stack:
             stack.enter_context(untuned_kernels(self._world.device))
 
