@@ -2,7 +2,6 @@
 
 import pytest
 
-from samestep.autopilot.script.options import DEFAULTS
 from samestep.launch.job import Program
 from samestep.verify.causes import causes
 from samestep.verify.run_record import RunRecord
@@ -54,10 +53,7 @@ def test_a_time_budget_of_a_serial_script_is_no_fault(tmp_path, condition, expec
         against=None,
         workers=[2],
         steps=9,
-        scratch=tmp_path,
-        options=DEFAULTS,
-        watch=lambda *_: None,
-        tell=lambda _: None,
+        runs=None,
     )
     of_one_worker = [ended_after(10 - steps) for _ in range(2)]
     comparison = verification._compared(of_one_worker[0], ended_after(steps, workers=2), of_one_worker[1])
