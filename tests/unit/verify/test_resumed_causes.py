@@ -99,7 +99,7 @@ def test_a_fault_is_named(change, code):
     assert codes(resumed(change)) == [code]
 
 
-def test_an_epoch_that_begins_anew_repeats_samples():
+def test_an_epoch_that_begins_again_repeats_samples():
     begin = EPOCH
     again = [
         step_of(RESUMED_AT + k, samples=samples_of(begin + k), passes=k // EPOCH) for k in range(EPOCH * 2)
@@ -111,7 +111,7 @@ def test_weights_of_no_step_are_named():
     assert codes(resumed(lambda k: {"before": np.ones(16).tolist()}))[0] == "resumed-weights"
 
 
-def test_a_run_that_begins_anew_has_not_resumed():
+def test_a_run_that_begins_again_has_not_resumed():
     assert codes(USUAL) == ["not-resumed"]
 
 
