@@ -14,13 +14,15 @@ import typer
 from samestep import __version__
 from samestep.base import env
 from samestep.base.console import open_standard_streams
-from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
+from samestep.base.errors import Error, UsageError
 from samestep.base.signals import ended_by_interrupt
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from samestep.cli.failures import Failure
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -50,6 +52,9 @@ PACKAGES: Mapping[str, str] = {"lab": "samestep-lab"}
 """Verbs with the packages that add them, which can be missing."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
+_HELP = "help"
+"""The first word of a command that prints the help of the command after it."""
+
 _COMPLETE = "_SAMESTEP_COMPLETE"
 """Variable by which a shell asks for the words that complete a command."""
 
@@ -77,43 +82,109 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
     The exit code is 0 for success, 2 for wrong input (nothing was started), and 1 or that of a worker for a
-    later failure.
+    later failure. With ``--json`` a failure is a document on stdout too.
     """
     words = arguments or completed_words(env.snapshot())
+    asks_help = [*arguments[:1]] == [_HELP]
+    words = words[1:] if asks_help else words
     verb = next((argument for argument in words if not argument.startswith("-")), None)
     try:
         if arguments:  # otherwise a shell asks for completions
-            _prepare(verb, arguments)
-        # Calling the application itself would install typer's excepthook over that of a hosted program.
-        command = typer.main.get_command(application(verb))
-        common_first(getattr(command, "commands", {}))
-        without_needless_types(command, _SETTINGS)
-        plain_if_narrow(command)
+            _prepare(verb, ["--help"] if asks_help else arguments)
+        command = _command(verb)
+        if asks_help:
+            return _exit_code(_invoke(command, _words_for_help(command, words)))
         invoke = _write_completion if arguments and arguments[0] in _COMPLETIONS else _invoke
-        code = invoke(command, arguments)
-    except typer.TyperException as error:
-        option = getattr(error, "option_name", None) or ""
-        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
-        if option and verb == "verify" and "--" not in arguments:
-            answer += f". An option of the script comes after --: samestep verify train.py -- {option} ..."
-        return _complain(answer, hint=_help_of(verb), code=2)
-    except WorkerFailed as error:  # its message holds the worker's traceback
-        print(f"samestep: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except Error as error:
-        return _complain(str(error), code=error.exit_code)
-    except OSError as error:
-        name = str(error.filename)
-        if error.errno != ENAMETOOLONG or not any(_is_about(argument, name) for argument in arguments):
-            raise
-        return _complain(f"{name} is too long for a file name; give a shorter one.", code=2)
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    return code if isinstance(code, int) else 0
+        return _exit_code(invoke(command, arguments))
+    except _Interrupted as interrupted:
+        error: BaseException = interrupted.error
+    except (KeyboardInterrupt, Exception) as other:  # noqa: BLE001 - an unexpected one is raised again
+        error = other
+    return _fail(error, verb, arguments)
+
+
+def _command(verb: str | None) -> Any:
+    # Calling the application itself would install typer's excepthook over that of a hosted program.
+    command = typer.main.get_command(application(verb))
+    common_first(getattr(command, "commands", {}))
+    without_needless_types(command, _SETTINGS)
+    plain_if_narrow(command)
+    return command
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, which typer turns into an exit code without its message."""
+
+    def __init__(self, error: KeyboardInterrupt) -> None:
+        super().__init__()
+        self.error = error
 
 
 def _invoke(command: Any, arguments: Sequence[str]) -> Any:
+    invoke = command.invoke
+
+    def interruptible(context: Any) -> Any:
+        try:
+            return invoke(context)
+        except KeyboardInterrupt as error:
+            raise _Interrupted(error) from None
+
+    command.invoke = interruptible
     return command(list(arguments), prog_name="samestep", standalone_mode=False)
+
+
+def _exit_code(result: Any) -> int:
+    return result if isinstance(result, int) else 0
+
+
+def _words_for_help(command: Any, words: Sequence[str]) -> list[str]:
+    """Return the command that prints the help of the command that `words` name.
+
+    Raises:
+        UsageError: a word follows that is no command.
+    """
+    path: list[str] = []
+    for word in words:
+        commands = getattr(command, "commands", {})
+        if path and not commands and not word.startswith("-"):
+            names = " ".join(path)
+            raise UsageError(f"samestep {names} has no command {word!r}; give: samestep help {names}")
+        path += [word] * (not word.startswith("-"))
+        command = commands.get(word)
+    return [*path, "--help"]
+
+
+def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> int:
+    """Report the failure of a command, and return the exit code; one that is not expected is raised again."""
+    from samestep.cli.failures import Failure, asks_json
+
+    failure = _failure(error, verb, arguments)
+    code = None if failure is None else failure.log()
+    if asks_json(verb, arguments):
+        (failure or Failure.of(error)).print_document()
+    if code is None:
+        raise error
+    return code
+
+
+def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -> "Failure | None":
+    """Return the failure that an exception of a command is; None if samestep does not expect it."""
+    from samestep.cli.failures import USAGE_ERROR, Failure
+
+    if isinstance(error, typer.TyperException):
+        option = getattr(error, "option_name", None) or ""
+        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
+        end = "" if answer.endswith((".", "?", "!")) else "."
+        return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(verb)}", 2)
+    if isinstance(error, Error | KeyboardInterrupt):
+        return Failure.of(error)
+    if isinstance(error, typer.Abort):
+        return Failure.of(KeyboardInterrupt())
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
+        name = str(error.filename)
+        if any(_is_about(argument, name) for argument in arguments):
+            return Failure(USAGE_ERROR, f"{name} is too long for a file name; give a shorter one.", 2)
+    return None
 
 
 def _write_completion(command: Any, arguments: Sequence[str]) -> Any:
@@ -204,7 +275,7 @@ def completed_words(environment: Mapping[str, str]) -> Sequence[str]:
 
 def _samestep(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
+    version: bool = typer.Option(False, "--version", "-V", help="Print the version."),
     local_rank: int | None = typer.Option(None, "--local-rank", hidden=True),  # noqa: ARG001
 ) -> None:
     """Run PyTorch training on N workers, with the steps and the result of one."""
@@ -272,15 +343,16 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     commands = getattr(getattr(context, "command", None), "commands", {})
     if not commands:
         return None
+    message = error.format_message()
+    if "Did you mean" in message and not Path(arguments[0]).is_file():
+        return None
     if context.parent is None:
+        message = message.partition(" Did you mean")[0]
         script = next((word for word in arguments if Path(word).is_file()), None)
-        return script and f"{script} is no command of samestep. To run it, give: samestep run {script}"
+        return script and f"{message.rstrip('.')}. To run {script}, give: samestep run {script}"
     removed = (f"{context.info_name} {word}" for word in arguments)
     if command := next((name for name in removed if name in REMOVED_COMMANDS), None):
         return f"there is no samestep {command}: {REMOVED_COMMANDS[command]}"
-    message = error.format_message()
-    if "Did you mean" in message:
-        return None
     return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
@@ -296,12 +368,3 @@ def _usage_text(error: typer.TyperException) -> str:
     option = message.partition(": ")[0].removeprefix("Invalid value for ")
     expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
     return f"{option} is {first['input']!r}; give {expected}"
-
-
-def _complain(message: str, *, code: int, hint: str = "") -> int:
-    """Print one line on stderr and return the exit code."""
-    line = one_line(message)
-    if hint:
-        line = f"{line}{'' if line.endswith(('.', '?', '!')) else '.'} See: {hint}"
-    print(f"samestep: error: {line}", file=sys.stderr)
-    return code

@@ -454,7 +454,8 @@ def scale(
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
-        print(runs.describe(frame, trials))
+        text = runs.describe(frame, trials)
+        print(json_line({"text": text}) if output.as_json else text)
         return 0
     if program.kind == "script":
         frame = replace(frame, source=repository_of(Path(target)))

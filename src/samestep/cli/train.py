@@ -16,6 +16,7 @@ from samestep.base.console import inform, log
 from samestep.base.errors import INTERRUPTED, Error, Preempted
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
+from samestep.cli.failures import exit_with
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import (
     DATA_PANEL,
@@ -144,7 +145,7 @@ def train(
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, recording, output))
+        exit_with(_start(decision, request, resolved, recording, output), as_json=output.as_json)
     work = partial(_work, decision, resolved, clocking, output, threads=threads)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
@@ -191,8 +192,8 @@ def _start(
         if not _has_finished(resolved):
             raise
         code, why = error.exit_code, str(error).strip().partition("\n")[0]
-    if code == INTERRUPTED:
-        _log_continuation(resolved)
+    if code == INTERRUPTED and (continuation := _continuation(resolved)):
+        log(continuation)
     if code and _has_finished(resolved):
         log(f"the training has finished, see {resolved.out / 'result.json'}; then a worker failed. {why}")
         return 0
@@ -240,10 +241,9 @@ def _work(
             if result is not None and world.place.is_main:
                 _report(result, resolved.out, output)
     except KeyboardInterrupt:
-        if decision.size == 1:  # with several workers the launcher logs it
-            log(f"ended by signal {SIGINT:d}.")
-            _log_continuation(resolved)
-        raise
+        if decision.size > 1:  # the launcher logs it
+            raise
+        raise KeyboardInterrupt(f"ended by signal {SIGINT:d}. {_continuation(resolved)}".rstrip()) from None
     except Preempted as stopped:
         if world.place.is_main:
             log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
@@ -254,10 +254,11 @@ def _work(
         log(f"the training has finished; then this worker failed: {_line(error)}")
 
 
-def _log_continuation(resolved: "ResolvedConfig") -> None:
-    """Log the command that continues a training which Ctrl-C has ended, if there is something to continue."""
-    if resolved.weights is None and (resolved.out / "config.toml").is_file():
-        log(f"to continue from the last checkpoint: samestep train --resume {shlex.quote(str(resolved.out))}")
+def _continuation(resolved: "ResolvedConfig") -> str:
+    """Return the command that continues a training which Ctrl-C has ended; empty if there is nothing yet."""
+    if resolved.weights is not None or not (resolved.out / "config.toml").is_file():
+        return ""
+    return f"To continue from the last checkpoint: samestep train --resume {shlex.quote(str(resolved.out))}"
 
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
