@@ -1,10 +1,9 @@
 """Prints the failure of a command: a line on stderr and, with ``--json``, a document on stdout."""
 
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import typer
 
 from samestep.base import env
 from samestep.base.console import write_stderr
-from samestep.base.errors import INTERRUPTED, PREEMPTED, Error, WorkerFailed, one_line
+from samestep.base.errors import INTERRUPTED, PREEMPTED, Error, one_line
 from samestep.base.record import json_line
 from samestep.launchers.detect import detect
 from samestep.launchers.registry import SAMESTEP
@@ -55,7 +54,7 @@ class Failure:
     def print_document(self) -> None:
         """Print this failure on stdout as JSON, in one of the processes of the command."""
         if is_reporting():
-            print(json_line({"error": {"code": self.code, "message": self.message, "exit_code": self.exit_code}}))
+            print(json_line({"error": asdict(self)}))
 
 
 def is_reporting() -> bool:
@@ -82,5 +81,6 @@ def exit_with(code: int, *, as_json: bool) -> None:
     """
     if code and as_json:
         name = _OF_WORKERS.get(code, "worker-failed")
-        Failure(name, f"the workers ended with exit code {code}; stderr has the reason.", code).print_document()
+        message = f"the workers ended with exit code {code}; stderr has the reason."
+        Failure(name, message, code).print_document()
     raise typer.Exit(code)

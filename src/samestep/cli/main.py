@@ -130,7 +130,8 @@ def _invoke(command: Any, arguments: Sequence[str]) -> Any:
             raise _Interrupted(error) from None
 
     command.invoke = interruptible
-    return command(list(arguments), prog_name="samestep", standalone_mode=False)
+    words = list(arguments)
+    return command(words, prog_name="samestep", standalone_mode=False, obj=words.copy())
 
 
 def _exit_code(result: Any) -> int:

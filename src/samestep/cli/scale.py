@@ -1,7 +1,6 @@
 """Implements ``samestep scale``, which measures speedup and efficiency on several numbers of workers."""
 
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
 from samestep.cli.main import application
-from samestep.cli.options import launch, results
+from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import (
     JOBS_PANEL,
     RESULTS_PANEL,
@@ -29,12 +28,11 @@ from samestep.cli.options.declare import (
 from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
-from samestep.launch.source.flags import flags_of
 from samestep.launch.source.repository import repository_of
 from samestep.launchers.processors import checked as checked_binding
 from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
-from samestep.run.decision import recognize_script, refuse_own_workers, source_file
+from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.scaling.analysis.study import Study, seen_from_here
 from samestep.scaling.report.page import charts
 from samestep.scaling.report.tables import study_text, terminal_width
@@ -54,13 +52,7 @@ from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
 from samestep.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.submit.site_defaults import SITE_PANEL, SIZE_PANEL, SOFTWARE_PANEL, SlurmSite, site_of
 
-SETTINGS: Mapping[str, Any] = {
-    "allow_interspersed_args": True,
-    # Options that scale does not have belong to the script, or to train.
-    "ignore_unknown_options": True,
-    # Other names of options belong to them as well.
-    "token_normalize_func": dashed,
-}
+SETTINGS = script_words.SETTINGS
 
 _SWEEP, _MEASUREMENT = "Sweep", "Measurement"
 _JOB_PANELS = (JOBS_PANEL, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
@@ -100,8 +92,6 @@ class Target:
         Raises:
             UsageError: it cannot run on several numbers of workers.
         """
-        if name.startswith("-"):
-            raise UsageError(f"samestep scale has no option {name.partition('=')[0]}.")
         if name in launch.LAUNCHERS and not Path(name).exists():
             raise UsageError(
                 f"{name} is a launcher, but scale starts the workers itself; give the script. To compare "
@@ -126,19 +116,13 @@ class Target:
         Raises:
             UsageError: there is such an option; the message shows how to make the command unambiguous.
         """
-        at = words.index(self.name) if self.name in words else len(words)
-        if "--" in words[:at]:
-            return
-        after = list(words[at + 1 :])
-        after = after[: after.index("--")] if "--" in after else after
-        shared = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
-        for name, why in self._claimed(shared):
-            of = "train" if self.kind == "recipe" else "the script"
-            module = "-m " if self.kind == "module" else ""
-            raise UsageError(
-                f"{name} is ambiguous: {why}. Put it before {self.name} for scale, or after -- for {of}: "
-                f"samestep scale -n 1,2 {module}-- {self.name} {name} ..."
-            )
+        names = script_words.names_after(self.name, words)
+        if self.kind == "recipe":
+            both = "samestep train and samestep scale have it"
+            claims = [(name, both) for name in names if dashed(name) in flags and name in _OF_TRAIN]
+            script_words.refuse_ambiguous(claims, self.name, of="train", verb="scale")
+        else:
+            script_words.refuse_unclear(self.program(), names, flags, verb="scale")
 
     def refuse_misplaced(self, flags: Mapping[str, Any], compares: Sequence[str]) -> None:
         """Refuse options of ``run`` or in ``--compare`` that have no effect on the target, and wrong values.
@@ -219,24 +203,6 @@ class Target:
         from samestep.training.recipes.registry import find
 
         return find(self.name, fast="--fast" in self.arguments).settings.batch_size
-
-    def _claimed(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield the options among `names` that the target has or may have, each with the reason."""
-        if self.kind == "recipe":
-            both = "samestep train and samestep scale have it"
-            yield from ((name, both) for name in names if name in _OF_TRAIN)
-            return
-        file, roots = source_file(self.program())
-        if not names or file is None:
-            return
-        known = flags_of(file, roots=roots)
-        for name in names:
-            if name in known.literal:
-                yield name, f"{known.literal[name]} and samestep scale have it"
-            elif known.parser is not None:
-                parser = known.parser
-                made = f"{parser.name} in {parser.file}:{parser.line} creates options at run time"
-                yield name, f"samestep scale has it, and {self.name} possibly too ({made})"
 
     def _spawns(self) -> bool:
         is_detected = self.kind != "recipe" and self.mode in (None, "auto")
@@ -414,10 +380,10 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own, verb="scale")
     program = Target.of(target, arguments or (), module=module, mode=mode)
-    program.refuse_ambiguous(
-        sys.argv, {name for parameter in context.command.params for name in parameter.opts}
-    )
+    program.refuse_ambiguous(context.obj, own)
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
     flags = {"mode": mode, **given_settings(settings, Options), "bind": bind, "hang_timeout": hang_timeout}

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
@@ -24,7 +24,7 @@ from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
 from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
-from samestep.cli.options import launch, results
+from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import option, with_flags_of
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.launch.job import Program
@@ -39,7 +39,7 @@ from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
 from samestep.verify.verdict import Finding, Report
 
-SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
+SETTINGS = script_words.SETTINGS
 _AS_ONE_TASK = {
     "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
     "openmpi": "without mpirun, or with -np 1 --bind-to none",
@@ -64,11 +64,13 @@ _STYLES = {"same": GOOD, "same but for exceptions": DOUBTFUL, "inconclusive": DO
 
 @with_flags_of(Options, only=SPLIT, defaults=True)
 def verify(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="Arguments of the script. All words after -- are arguments."),
     ] = None,
     *,
     workers: Annotated[
@@ -130,7 +132,11 @@ def verify(
             raise UsageError(f"{flag} is {number}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own, verb="verify")
     script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
+    names = script_words.names_after(target, context.obj)
+    script_words.refuse_unclear(script.program, names, own, verb="verify")
     serial = (
         None if against is None else _Runnable(launch.program(str(against), arguments or (), module=False))
     )

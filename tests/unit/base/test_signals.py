@@ -28,7 +28,7 @@ def test_an_interrupt_of_the_block_ends_the_process_with_a_line():
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(1)
     os.close(write)
-    with open(read) as stderr:
+    with os.fdopen(read) as stderr:
         assert len(stderr.readlines()) == 1
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == INTERRUPTED
 

@@ -120,10 +120,9 @@ MAKER = "import tyro\ntyro.cli(print)\n"
         (["digits", "--threads=1", "--", "--seed=1"], ""),
     ],
 )
-def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, monkeypatch, arguments, named):
+def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, arguments, named):
     for name, text in {"train": PARSER, "uses": "import train\n", "made": MAKER}.items():
         Path(f"{name}.py").write_text(text)
-    monkeypatch.setattr("sys.argv", ["samestep", "scale", "--dry-run", *arguments])
 
     assert run_command(["scale", "--dry-run", *arguments]) == (2 if named else 0)
     err = capsys.readouterr().err
