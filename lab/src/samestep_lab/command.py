@@ -14,7 +14,7 @@ from samestep.base.record import json_line
 from samestep.base.units import counted
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, option
+from samestep.cli.options.declare import RESULTS_PANEL, completing, option
 from samestep.report.page import write_text
 from samestep_lab.exercises.starters import EXERCISES, write_starter
 from samestep_lab.experiments.experiment import Experiment, Setup
@@ -71,7 +71,12 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
 
 
 def start(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXERCISES)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help=f"One of {', '.join(EXERCISES)}.", autocompletion=completing(EXERCISES)
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.")],
     *,
     as_json: results.AsJson = False,

@@ -77,7 +77,9 @@ def step(
     sync: Annotated[
         str | None,
         option(
-            "NAME,..", f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run."
+            "NAME,..",
+            f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run.",
+            choices=SYNCS,
         ),
     ] = None,
     duration: Duration = _STEP_DURATION,

@@ -20,7 +20,10 @@ OTHERS = (
 def data(
     action: Annotated[Literal["list", "fetch", "check"], typer.Argument(help="The action.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The data set; not needed for list.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="The data set; not needed for list.", autocompletion=results.data_sets
+        ),
     ] = None,
     *,
     data_dir: results.DataDir = None,

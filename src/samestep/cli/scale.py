@@ -39,6 +39,7 @@ from samestep.scaling.report.tables import study_text, terminal_width
 from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.scaling.sweep.plan import (
+    SCALINGS,
     Kind,
     Request,
     Scaling,
@@ -290,7 +291,9 @@ class Measurement:
 class StudyJobs:
     """The options of a study whose runs are Slurm jobs."""
 
-    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", JOBS_PANEL)] = None
+    submit: Annotated[
+        str | None, option("", "Submit one job per number of workers.", JOBS_PANEL, choices=("slurm",))
+    ] = None
     detach: launch.Detach = False
     collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", JOBS_PANEL)] = (
         None
@@ -338,6 +341,7 @@ def scale(
             "strong: constant global batch; weak: constant batch per worker; both; auto: as the "
             "arguments are.",
             _SWEEP,
+            choices=SCALINGS,
         ),
     ] = "auto",
     compare: Annotated[

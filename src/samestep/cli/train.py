@@ -23,6 +23,7 @@ from samestep.cli.options.declare import (
     RESULTS_PANEL,
     TRAINING_PANEL,
     as_arguments,
+    completing,
     given_settings,
     grouped,
     option,
@@ -42,6 +43,7 @@ from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
+from samestep.training.recipes.request import LR_SCALES
 from samestep.training.settings import RunOptions, Settings
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class TrainingOptions:
     batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None
     lr_scale: Annotated[
         str | None,
-        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
+        option("", "Learning rate with --batch-per-worker.", TRAINING_PANEL, choices=LR_SCALES),
     ] = None
     data: results.Data = None
     data_dir: results.DataDir = None
@@ -101,7 +103,12 @@ class TrainingOptions:
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled.")
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help=f"One of {', '.join(RECIPES)}; digits is bundled.",
+            autocompletion=completing(RECIPES),
+        ),
     ] = None,
     *,
     start: launch.WatchedWorkers,

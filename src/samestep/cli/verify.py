@@ -40,6 +40,8 @@ from samestep.run.rerun import rerun_once_in_allocation
 from samestep.verify.verdict import Finding, Report
 
 SETTINGS = script_words.SETTINGS
+
+_OTHER_RUNS = "Golden and resumed runs"
 _AS_ONE_TASK = {
     "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
     "openmpi": "without mpirun, or with -np 1 --bind-to none",
@@ -92,19 +94,26 @@ def verify(
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
-    save: Annotated[Path | None, option("FILE", "Save this run as a golden run.")] = None,
+    save: Annotated[Path | None, option("FILE", "Save this run as a golden run.", _OTHER_RUNS)] = None,
     reference: Annotated[
-        Path | None, option("FILE", "Compare with the golden run in FILE, not with one on one worker.")
+        Path | None,
+        option("FILE", "Compare with the golden run in FILE, not with one on one worker.", _OTHER_RUNS),
     ] = None,
     resume_at: Annotated[
-        int | None, option("K", "End the script after K steps, and compare the run that resumes it.")
+        int | None,
+        option("K", "End the script after K steps, and compare the run that resumes it.", _OTHER_RUNS),
     ] = None,
     resume_with: Annotated[
-        str, option("ARGS", "Further arguments of the script that is resumed, as one text.")
+        str, option("ARGS", "Further arguments of the script that is resumed, as one text.", _OTHER_RUNS)
     ] = "",
     end_by: Annotated[
         Literal["kill", "term", "stop"],
-        option("HOW", "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps."),
+        option(
+            "",
+            "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps.",
+            _OTHER_RUNS,
+            choices=("kill", "term", "stop"),
+        ),
     ] = "kill",
     module: launch.Module = False,
     mode: Mode = "auto",

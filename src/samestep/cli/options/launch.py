@@ -14,6 +14,7 @@ from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
+from samestep.launchers.processors import KINDS
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.submit.site_defaults import SIZE_PANEL
 
@@ -51,6 +52,7 @@ BIND = option(
     "",
     "core: cores of its own for each worker, near its GPU; numa: the NUMA node of those cores; none.",
     WORKERS_PANEL,
+    choices=KINDS,
 )
 HANG_TIMEOUT = option(
     "SECONDS",
