@@ -19,7 +19,14 @@ from samestep.report.page import write_text
 from samestep_lab.exercises.starters import EXERCISES, write_starter
 from samestep_lab.experiments.experiment import Experiment, Setup
 from samestep_lab.experiments.registry import EXPERIMENTS, check_workers
-from samestep_lab.experiments.text import listed, listing, outcome_page, outcome_record, outcome_text
+from samestep_lab.experiments.text import (
+    in_columns,
+    listed,
+    listing,
+    outcome_page,
+    outcome_record,
+    outcome_text,
+)
 
 _MOST_RANKS = 8
 _HANG_S = 20.0
@@ -30,12 +37,25 @@ lab = typer.Typer(help="Run experiments that answer the questions of tutorials b
 
 @lab.callback(invoke_without_command=True)
 def list_experiments(context: typer.Context, *, as_json: results.AsJson = False) -> None:
-    """List the experiments with the questions that they answer; samestep lab NAME runs one."""
+    """List the experiments with the questions that they answer, and the exercises.
+
+    samestep lab NAME runs an experiment, and samestep lab start NAME DIR begins an exercise.
+    """
     name = context.invoked_subcommand
     if name is None:
-        print(json_line({"experiments": listed()}) if as_json else listing())
+        _print_lists(as_json=as_json)
     elif as_json:
         raise UsageError(f"--json before {name} is for the list of experiments; put it after {name}.")
+
+
+def _print_lists(*, as_json: bool) -> None:
+    exercises = {name: exercise.summary for name, exercise in EXERCISES.items()}
+    if as_json:
+        named = [{"name": name, "summary": summary} for name, summary in exercises.items()]
+        print(json_line({"experiments": listed(), "exercises": named}))
+        return
+    print(f"Experiments, samestep lab NAME:\n\n{listing()}")
+    print(f"\nExercises, samestep lab start NAME DIR:\n\n{in_columns(exercises.items())}")
 
 
 def command_for(experiment: Experiment) -> Callable[..., None]:

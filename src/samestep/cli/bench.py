@@ -122,7 +122,7 @@ def _decide(start: launch.Workers, duration: Duration) -> Decision:
     decision = decide_own(job, threads=start.threads, bind=start.bind)
     if decision.size < 2:
         raise UsageError("one worker has no communication; give -n 2 or more, or start several tasks.")
-    return with_checks(decision, hang_timeout=duration.hang_timeout)
+    return with_checks(decision, hang_timeout=duration.hang_timeout, oversubscribe=start.oversubscribe)
 
 
 def _start_or_work(

@@ -243,6 +243,7 @@ def run(
         sanitize=sanitize,
         count=count,
         clocking=recording.checked(),
+        oversubscribe=start.oversubscribe,
     )
     decision = with_scratch(decision, scratch)
     refuse_unused(job, decision.plan, rendezvous, launcher=decision.detected.launcher)

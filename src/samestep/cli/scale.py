@@ -22,7 +22,6 @@ from samestep.cli.options.declare import (
     given_settings,
     grouped,
     option,
-    switch,
     with_flags_of,
 )
 from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
@@ -354,9 +353,7 @@ def scale(
     ] = None,
     module: launch.Module = False,
     measurement: Measurement,
-    oversubscribe: Annotated[
-        bool, switch("Allow more workers than cores or GPUs.", _MEASUREMENT, "--oversubscribe")
-    ] = False,
+    oversubscribe: launch.Oversubscribe = False,
     threads: launch.Threads = None,
     bind: Annotated[str | None, launch.BIND] = None,
     hang_timeout: Annotated[float | None, launch.HANG_TIMEOUT] = None,
@@ -409,7 +406,15 @@ def scale(
         workers=numbers,
         scaling=cast("Scaling", scaling),
         batch=program.batch(scaling),
-        flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
+        flags=tuple(
+            as_arguments(
+                {
+                    **flags,
+                    "threads": None if each else runs.threads,
+                    "oversubscribe": oversubscribe or None,
+                }
+            )
+        ),
         variants=variants,
         per_node=runs.per_node,
         limits_gpus=program.limits_gpus(),

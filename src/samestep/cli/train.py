@@ -141,7 +141,11 @@ def train(
     job = Job(
         program=OWN_PROGRAM, workers=start.workers, max_restarts=start.max_restarts, patience_s=FINISH_S
     )
-    decision = with_checks(decide_own(job, threads=threads, bind=start.bind), hang_timeout=start.hang_timeout)
+    decision = with_checks(
+        decide_own(job, threads=threads, bind=start.bind),
+        hang_timeout=start.hang_timeout,
+        oversubscribe=start.oversubscribe,
+    )
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     if decision.is_main:
         output.check()

@@ -19,7 +19,8 @@ from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable_file
-from samestep.base.machine.description import cpu_share, refuse_beyond_memory
+from samestep.base.machine.accelerators import can_have_accelerators
+from samestep.base.machine.description import cpu_share, refuse_beyond_cores, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
 from samestep.base.signals import ended_by_interrupt
@@ -117,6 +118,7 @@ def verify(
     ] = "kill",
     module: launch.Module = False,
     mode: Mode = "auto",
+    oversubscribe: launch.Oversubscribe = False,
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
     as_json: results.AsJson = False,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
@@ -134,6 +136,8 @@ def verify(
     sizes = _sizes(workers or ("1" if is_alone else "1,2"), least=1 if is_alone or against else 2)
     if is_golden and len(sizes) > 1:
         raise UsageError(f"-n {workers} has several numbers; a golden run has one number of workers.")
+    if not oversubscribe and (settings["device"] == "cpu" or not can_have_accelerators()):
+        refuse_beyond_cores(sizes[-1])
     refuse_unwritable_file("--save", save)
     check_hang_timeout(hang_timeout)
     for flag, number in (("--steps", steps), ("--resume-at", resume_at)):

@@ -131,7 +131,7 @@ def test_an_option_that_the_target_has_too_is_refused_after_it(script, capsys, a
 
 def test_train_and_scale_share_only_these_options():
     shared = {
-        *("--bind", "--hang-timeout", "--threads"),  # passed on
+        *("--bind", "--hang-timeout", "--oversubscribe", "--threads"),  # passed on
         *("--figures", "--json", "--out", "--quiet", "--workers"),  # of the study, not of a run
     }
     flags = [

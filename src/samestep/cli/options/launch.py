@@ -12,6 +12,7 @@ from samestep.base import env
 from samestep.base.console import be_quiet, log
 from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
+from samestep.base.machine.description import MOST_PER_CORE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
 from samestep.launchers.processors import KINDS
@@ -61,6 +62,16 @@ HANG_TIMEOUT = option(
 )
 
 
+Oversubscribe = Annotated[
+    bool,
+    switch(
+        f"Allow more than {MOST_PER_CORE} workers per core; for scale, more than cores or GPUs.",
+        WORKERS_PANEL,
+        "--oversubscribe",
+    ),
+]
+
+
 def _export_secret(file: str) -> str:
     if file:
         env.export({env.SECRET_FILE: str(Path(file).absolute())})
@@ -94,6 +105,7 @@ class Workers:
     threads: Threads = None
     bind: Annotated[str, BIND] = "none"
     secret_file: SecretFile = ""
+    oversubscribe: Oversubscribe = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
