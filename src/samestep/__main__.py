@@ -1,8 +1,6 @@
 """``samestep`` and ``python -m samestep`` are the command line."""
 
-import os
 import sys
-from contextlib import suppress
 
 
 def main() -> None:
@@ -14,8 +12,7 @@ def main() -> None:
             from samestep.cli.main import main as run
         run()
     except KeyboardInterrupt:
-        with suppress(OSError):
-            os.write(2, b"samestep: interrupted.\n")
+        sys.stderr.write("samestep: interrupted.\n")
         sys.exit(130)  # INTERRUPTED, whose module can be the one whose import was interrupted
 
 

@@ -11,6 +11,7 @@ from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable_file
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import counted
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
@@ -75,6 +76,8 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
         size = experiment.workers if workers is None else workers
         check_workers(experiment, size)
         refuse_unwritable_file("--page", page)
+        with ended_by_interrupt():
+            import torch.distributed  # noqa: F401
         outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
             print(json_line(outcome_record(experiment, outcome, workers=size)))

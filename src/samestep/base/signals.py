@@ -20,6 +20,7 @@ WARNINGS = _known("SIGUSR1", "SIGUSR2", "SIGXCPU")
 """Signals that schedulers send some time before a job's limit; launchers forward them."""
 ENDS = _known("SIGINT", "SIGTERM", "SIGHUP")
 """Signals of Ctrl-C, of a scheduler or the system, and of a closed terminal."""
+_LAST_OUTPUT: list[str] = []
 Handler: TypeAlias = Callable[[int, FrameType | None], None] | signal.Handlers
 """A function that receives a signal, or ``SIG_DFL``."""
 
@@ -101,8 +102,20 @@ def ended_by_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def end_by_interrupt_with(code: int) -> None:
+    """Let Ctrl-C end this process, whose work is done, with the exit code of that work."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+
+
+def set_last_output(text: str) -> None:
+    """Set what is printed on stdout if Ctrl-C ends this process in a block of `ended_by_interrupt`."""
+    _LAST_OUTPUT[:] = [text]
+
+
 def _end_process(_number: int, _frame: FrameType | None) -> NoReturn:
     """End this process without Python's cleanup, with a line on stderr."""
     with suppress(OSError):
         os.write(2, b"samestep: interrupted.\n")
+        os.write(1, "".join(_LAST_OUTPUT).encode())
     os._exit(INTERRUPTED)

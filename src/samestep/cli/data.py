@@ -7,6 +7,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import counted
 from samestep.cli.options import results
 
@@ -34,6 +35,8 @@ def data(
     list prints the data sets and where copies of them are. fetch downloads one into --data-dir, or into the
     user's cache. check reads every file of one, and compares it with the published checksum.
     """
+    with ended_by_interrupt():
+        from samestep.training.data.sets import registry  # noqa: F401 - imports torch
     if action == "list":
         rows = _listed(data_dir)
         print(json_line({"data": rows}) if as_json else _table(rows))

@@ -51,10 +51,9 @@ class Failure:
             write_stderr(f"samestep: error: {self.message if is_traceback else one_line(self.message)}\n")
         return self.exit_code
 
-    def print_document(self) -> None:
-        """Print this failure on stdout as JSON, in one of the processes of the command."""
-        if is_reporting():
-            print(json_line({"error": asdict(self)}))
+    def document(self) -> str:
+        """Return this failure as a line of JSON, in one of the processes of the command; else nothing."""
+        return f"{json_line({'error': asdict(self)})}\n" if is_reporting() else ""
 
 
 def is_reporting() -> bool:
@@ -82,5 +81,5 @@ def exit_with(code: int, *, as_json: bool) -> None:
     if code and as_json:
         name = _OF_WORKERS.get(code, "worker-failed")
         message = f"the workers ended with exit code {code}; stderr has the reason."
-        Failure(name, message, code).print_document()
+        print(Failure(name, message, code).document(), end="")
     raise typer.Exit(code)

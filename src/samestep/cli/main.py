@@ -13,9 +13,9 @@ import typer
 
 from samestep import __version__
 from samestep.base import env
-from samestep.base.console import open_standard_streams
+from samestep.base.console import discard_output, open_standard_streams
 from samestep.base.errors import Error, UsageError
-from samestep.base.signals import ended_by_interrupt
+from samestep.base.signals import end_by_interrupt_with, ended_by_interrupt, set_last_output
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
@@ -71,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; `arguments` follow the name of the program."""
     open_standard_streams()
     code = run_command(sys.argv[1:] if arguments is None else arguments)
+    with suppress(OSError):  # Python reports it at its end
+        sys.stdout.flush()
+    end_by_interrupt_with(code)
     hosting = sys.modules.get("samestep.launch.local.hosting")
     if "torch" in sys.modules and hosting is not None and not hosting.is_hosting():
         # Unloading torch takes 0.4 s, and aborts if the watchdog's thread is inside of it.
@@ -90,17 +93,33 @@ def run_command(arguments: Sequence[str]) -> int:
     verb = next((argument for argument in words if not argument.startswith("-")), None)
     try:
         if arguments:  # otherwise a shell asks for completions
+            _set_last_output(verb, arguments)
             _prepare(verb, ["--help"] if asks_help else arguments)
         command = _command(verb)
         if asks_help:
             return _exit_code(_invoke(command, _words_for_help(command, words)))
         invoke = _write_completion if arguments and arguments[0] in _COMPLETIONS else _invoke
         return _exit_code(invoke(command, arguments))
-    except _Interrupted as interrupted:
-        error: BaseException = interrupted.error
-    except (KeyboardInterrupt, Exception) as other:  # noqa: BLE001 - an unexpected one is raised again
-        error = other
-    return _fail(error, verb, arguments)
+    except BrokenPipeError:  # what reads the output has ended, such as `head`
+        discard_output()
+        return 1
+    except KeyboardInterrupt as error:
+        # Python ends by the signal, with another exit code, if Ctrl-C came while a library executed a text,
+        # as dataclasses do, and it has executed none since.
+        exec("")  # noqa: S102
+        return _fail(error, verb, arguments)
+    except Exception as error:  # noqa: BLE001 - an unexpected one is raised again
+        return _fail(error, verb, arguments)
+
+
+def _set_last_output(verb: str | None, arguments: Sequence[str]) -> None:
+    """Let a Ctrl-C during imports, which ends this process at once, print the document of ``--json`` too."""
+    text = ""
+    if "--json" in arguments:
+        from samestep.cli.failures import Failure, asks_json
+
+        text = Failure.of(KeyboardInterrupt()).document() if asks_json(verb, arguments) else ""
+    set_last_output(text)
 
 
 def _command(verb: str | None) -> Any:
@@ -112,26 +131,16 @@ def _command(verb: str | None) -> Any:
     return command
 
 
-class _Interrupted(BaseException):
-    """Ctrl-C, which typer turns into an exit code without its message."""
-
-    def __init__(self, error: KeyboardInterrupt) -> None:
-        super().__init__()
-        self.error = error
-
-
 def _invoke(command: Any, arguments: Sequence[str]) -> Any:
-    invoke = command.invoke
-
-    def interruptible(context: Any) -> Any:
-        try:
-            return invoke(context)
-        except KeyboardInterrupt as error:
-            raise _Interrupted(error) from None
-
-    command.invoke = interruptible
+    """Run a command; the application itself would end this process, and log no Ctrl-C."""
     words = list(arguments)
-    return command(words, prog_name="samestep", standalone_mode=False, obj=words.copy())
+    if not words:  # a shell asks for completions
+        return command(words, prog_name="samestep", standalone_mode=False)
+    try:
+        with command.make_context("samestep", words.copy(), obj=words) as context:
+            return command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
 
 
 def _exit_code(result: Any) -> int:
@@ -162,7 +171,7 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     failure = _failure(error, verb, arguments)
     code = None if failure is None else failure.log()
     if asks_json(verb, arguments):
-        (failure or Failure.of(error)).print_document()
+        print((failure or Failure.of(error)).document(), end="")
     if code is None:
         raise error
     return code
@@ -179,8 +188,6 @@ def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -
         return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(verb)}", 2)
     if isinstance(error, Error | KeyboardInterrupt):
         return Failure.of(error)
-    if isinstance(error, typer.Abort):
-        return Failure.of(KeyboardInterrupt())
     if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
         name = str(error.filename)
         if any(_is_about(argument, name) for argument in arguments):

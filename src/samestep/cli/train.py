@@ -1,8 +1,6 @@
 """Implements ``samestep train``, which trains a built-in recipe on N workers."""
 
-import os
 import shlex
-import sys
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.console import inform, log
+from samestep.base.console import discard_output, inform, log
 from samestep.base.errors import INTERRUPTED, Error, Preempted
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.cli.failures import exit_with
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import (
@@ -126,7 +125,9 @@ def train(
     worker all workers continue from it by themselves, up to --max-restarts times.
     """
     from samestep.training.recipes.request import Request, after_failure, configuration
-    from samestep.training.recipes.resolve import check_compiler, resolve
+
+    with ended_by_interrupt():
+        from samestep.training.recipes.resolve import check_compiler, resolve
 
     flags = asdict(training)
     del flags["eval_only"]  # a request with weights is one
@@ -301,14 +302,7 @@ def _report(result: "Result", folder: Path, output: results.Output) -> None:
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")
-        _discard_output()
-
-
-def _discard_output() -> None:
-    """Discard what could not be printed, because the interpreter prints it again at its end, and fails."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        discard_output()
 
 
 def _line(error: BaseException) -> str:
