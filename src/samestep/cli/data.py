@@ -35,6 +35,8 @@ def data(
     list prints the data sets and where copies of them are. fetch downloads one into --data-dir, or into the
     user's cache. check reads every file of one, and compares it with the published checksum.
     """
+    if action == "list" and name is not None:
+        raise UsageError(f"samestep data list lists all data sets; leave {name} out, or give: check {name}.")
     with ended_by_interrupt():
         from samestep.training.data.sets import registry  # noqa: F401 - imports torch
     if action == "list":

@@ -16,6 +16,7 @@ from samestep.base import env
 from samestep.base.console import discard_output, open_standard_streams
 from samestep.base.errors import Error, UsageError
 from samestep.base.signals import end_by_interrupt_with, ended_by_interrupt, set_last_output
+from samestep.cli.empty_values import refuse_empty_values
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
@@ -127,6 +128,7 @@ def _command(verb: str | None) -> Any:
     command = typer.main.get_command(application(verb))
     common_first(getattr(command, "commands", {}))
     without_needless_types(command, _SETTINGS)
+    refuse_empty_values(command)
     plain_if_narrow(command)
     return command
 
@@ -183,7 +185,7 @@ def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -
 
     if isinstance(error, typer.TyperException):
         option = getattr(error, "option_name", None) or ""
-        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
+        answer = answer_to(option, arguments) or _missing_command(error, arguments) or usage_text(error)
         end = "" if answer.endswith((".", "?", "!")) else "."
         return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(verb)}", 2)
     if isinstance(error, Error | KeyboardInterrupt):
@@ -364,7 +366,7 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
-def _usage_text(error: typer.TyperException) -> str:
+def usage_text(error: typer.TyperException) -> str:
     """Return the message of an error, which names the value; the one of a type that does not fit does not."""
     message = error.format_message()
     rejected = getattr(error.__cause__, "errors", None)  # pydantic's
@@ -373,6 +375,6 @@ def _usage_text(error: typer.TyperException) -> str:
     first = rejected()[0]
     if first["type"] == "value_error":  # a message of samestep's own
         return str(first["ctx"]["error"])
-    option = message.partition(": ")[0].removeprefix("Invalid value for ")
+    option = message.partition(": ")[0].removeprefix("Invalid value for ").strip("'")
     expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
     return f"{option} is {first['input']!r}; give {expected}"

@@ -13,7 +13,7 @@ from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
-from samestep.cli.main import application
+from samestep.cli.main import application, usage_text
 from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import (
     JOBS_PANEL,
@@ -24,7 +24,7 @@ from samestep.cli.options.declare import (
     option,
     with_flags_of,
 )
-from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
+from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launch.source.repository import repository_of
@@ -136,6 +136,7 @@ class Target:
             raise UsageError(
                 f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
             )
+        checked_mode(flags["mode"])
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in set_options if name in SPLIT})
@@ -226,23 +227,24 @@ class Target:
                 raise UsageError(f"{flag} does not go with samestep scale, which needs {instead}.")
 
 
-def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
-    """Refuse flags that ``train`` does not have, and values that it refuses: each run would fail on them.
+def refuse_wrong_flags(trials: Sequence[Trial], verb: str) -> None:
+    """Refuse flags that `verb` does not have, and values that it refuses: each run would fail on them.
 
     Checks that need the data set or the model are left to the runs, because they take long.
 
     Raises:
         UsageError: a flag or a value is wrong; the message names it.
     """
-    group: Any = typer.main.get_command(application("train"))
+    group: Any = typer.main.get_command(application(verb))
     for trial in trials:
         if trial.repeat:  # it has the command of the first run
             continue
         try:
-            context = group.get_command(None, "train").make_context("train", list(trial.command[1:]))
+            context = group.get_command(None, verb).make_context(verb, list(trial.command[1:]))
         except typer.TyperException as error:
-            raise UsageError(f"samestep train: {error.format_message()}") from None
-        _check_settings(context.params, trial.workers)
+            raise UsageError(f"samestep {verb}: {usage_text(error)}") from None
+        if verb == "train":
+            _check_settings(context.params, trial.workers)
 
 
 def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
@@ -424,8 +426,7 @@ def scale(
         **asdict(measurement),
     )
     trials = plan(request)
-    if program.kind == "recipe":
-        refuse_wrong_flags(trials)
+    refuse_wrong_flags(trials, "train" if program.kind == "recipe" else "run")
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -43,6 +43,7 @@ from samestep.verify.verdict import Finding, Report
 SETTINGS = script_words.SETTINGS
 
 _OTHER_RUNS = "Golden and resumed runs"
+_ENDS = ("kill", "term", "stop")
 _AS_ONE_TASK = {
     "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
     "openmpi": "without mpirun, or with -np 1 --bind-to none",
@@ -108,12 +109,12 @@ def verify(
         str, option("ARGS", "Further arguments of the script that is resumed, as one text.", _OTHER_RUNS)
     ] = "",
     end_by: Annotated[
-        Literal["kill", "term", "stop"],
+        str,
         option(
             "",
             "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps.",
             _OTHER_RUNS,
-            choices=("kill", "term", "stop"),
+            choices=_ENDS,
         ),
     ] = "kill",
     module: launch.Module = False,
@@ -133,11 +134,15 @@ def verify(
     """
     is_golden = save is not None or reference is not None
     is_alone = is_golden or resume_at is not None
-    sizes = _sizes(workers or ("1" if is_alone else "1,2"), least=1 if is_alone or against else 2)
+    default = "1" if is_alone else "1,2"
+    sizes = _sizes(default if workers is None else workers, least=1 if is_alone or against else 2)
     if is_golden and len(sizes) > 1:
         raise UsageError(f"-n {workers} has several numbers; a golden run has one number of workers.")
     if not oversubscribe and (settings["device"] == "cpu" or not can_have_accelerators()):
         refuse_beyond_cores(sizes[-1])
+    if end_by not in _ENDS:
+        raise UsageError(f"--end-by {end_by!r} is not one of {', '.join(_ENDS)}.")
+    more = _words(resume_with)
     refuse_unwritable_file("--save", save)
     check_hang_timeout(hang_timeout)
     for flag, number in (("--steps", steps), ("--resume-at", resume_at)):
@@ -157,7 +162,7 @@ def verify(
         if save is not None:
             report = _saved(save, script, sizes[0], runs, steps)
         elif resume_at is not None:
-            report = _resumed(script, sizes, runs, resume_at, shlex.split(resume_with), end_by)
+            report = _resumed(script, sizes, runs, resume_at, more, end_by)
         elif reference is not None:
             report = _compared(reference, script, sizes[0], runs)
         else:
@@ -289,6 +294,14 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
     if kind == "serial":  # its helpers have a limit of their own
         return unwatched
     return watchdog(limit_s=limit_s, forked=True)
+
+
+def _words(text: str) -> list[str]:
+    """Return the arguments in the text of ``--resume-with``."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--resume-with {text!r} is not a list of arguments: {error}.") from None
 
 
 def _sizes(text: str, *, least: int) -> list[int]:
