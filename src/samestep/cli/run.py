@@ -280,21 +280,21 @@ def _refuse_misplaced(program: Program, context: typer.Context) -> None:
     Raises:
         UsageError: there is one; the message shows the command that is probably meant.
     """
-    own = {
+    own_flags: dict[str, Any] = {
         name: parameter
         for parameter in context.command.params
         if parameter.param_type_name == "option" and not _is_typed(parameter, context)
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
     names = script_words.names_after(program.target, context.obj)
-    typed = next((name for name in names if _own_flag(name) in own), None)
+    typed = next((name for name in names if _own_flag(name) in own_flags), None)
     if typed is None or program.kind == "executable" or program.target == "samestep":
         return
     known = script_words.program_flags(program)
     if known is None or script_words.can_have(known, typed):
         return
     at = next(at for at, word in enumerate(program.args) if word.partition("=")[0] == typed)
-    has_value = "=" not in program.args[at] and not own[_own_flag(typed)].is_flag
+    has_value = "=" not in program.args[at] and not own_flags[_own_flag(typed)].is_flag
     flag = program.args[at : at + 1 + has_value]
     words, rest = context.obj, program.args[at + len(flag) :]
     begin = words.index("run") + 1

@@ -383,10 +383,10 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
-    own = {name for parameter in context.command.params for name in parameter.opts}
-    script_words.refuse_target(target, own, verb="scale")
+    own_flags = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own_flags, verb="scale")
     program = Target.of(target, arguments or (), module=module, mode=mode)
-    program.refuse_ambiguous(context.obj, own)
+    program.refuse_ambiguous(context.obj, own_flags)
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
     flags = {"mode": mode, **given_settings(settings, Options), "bind": bind, "hang_timeout": hang_timeout}

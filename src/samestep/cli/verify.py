@@ -150,11 +150,11 @@ def verify(
             raise UsageError(f"{flag} is {number}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
-    own = {name for parameter in context.command.params for name in parameter.opts}
-    script_words.refuse_target(target, own, verb="verify")
+    own_flags = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own_flags, verb="verify")
     script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
     names = script_words.names_after(target, context.obj)
-    script_words.refuse_unclear(script.program, names, own, verb="verify")
+    script_words.refuse_unclear(script.program, names, own_flags, verb="verify")
     serial = (
         None if against is None else _Runnable(launch.program(str(against), arguments or (), module=False))
     )

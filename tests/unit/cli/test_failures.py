@@ -144,7 +144,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_what_ends_the_output_early_ends_the_command(monkeypatch):
+def test_a_reader_that_ends_early_ends_the_command(monkeypatch):
     def broken(folder):
         raise BrokenPipeError
 

@@ -91,11 +91,11 @@ def refuse_unclear(program: Program, names: Sequence[str], flags: Collection[str
     known = program_flags(program) if names else None
     if known is None:
         return
-    own = [name for name in names if dashed(name) in flags]
-    claims, module = _claimed(known, own, program, verb), "-m " if program.kind == "module" else ""
+    own_names = [name for name in names if dashed(name) in flags]
+    claims, module = _claimed(known, own_names, program, verb), "-m " if program.kind == "module" else ""
     refuse_ambiguous(claims, program.target, of="the script", verb=verb, module=module)
     for name in names:
-        near = [] if name in own or known.literal or can_have(known, name) else _like(name, flags)
+        near = [] if name in own_names or known.literal or can_have(known, name) else _like(name, flags)
         if near:
             raise UsageError(
                 f"{program.target} reads no options, and samestep {verb} has no {name}. "
