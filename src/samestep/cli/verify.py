@@ -155,6 +155,7 @@ def verify(
     script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
     names = script_words.names_after(target, context.obj)
     script_words.refuse_unclear(script.program, names, own_flags, verb="verify")
+    _kind(script.program, script.mode)  # refuses a wrong script before torch is imported
     serial = (
         None if against is None else _Runnable(launch.program(str(against), arguments or (), module=False))
     )

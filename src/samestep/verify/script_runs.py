@@ -25,7 +25,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRuns:
-    """Runs scripts, and tells the user which."""
+    """Runs scripts, and logs each run."""
 
     scratch: Path  # an empty folder for all files of the runs
     options: Options  # how a serial script is split across workers
@@ -64,7 +64,7 @@ class ScriptRuns:
 
 
 def require_end(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run did not fail; `where` tells which, in the message.
+    """Check that a run did not fail; `where` names it in the message.
 
     Raises:
         UsageError: it failed.
@@ -74,7 +74,7 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
 
 
 def require_steps(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a run which is to be a reference did not fail, and made steps; `where` tells which.
+    """Check that a reference run did not fail, and made steps; `where` names it in the message.
 
     Raises:
         UsageError: it failed, or made no step.

@@ -65,7 +65,7 @@ def test_three_workers_agree_with_a_golden_run_of_one(golden):
     assert golden("", workers=3)["verdict"] == "same"
 
 
-def test_a_script_whose_data_have_no_seed_is_not_saved(verifier, tmp_path):
+def test_a_script_with_unseeded_data_is_not_saved(verifier, tmp_path):
     (tmp_path / "train.py").write_text(
         SCRIPT.replace("torch.Generator().manual_seed(1)", "torch.Generator(); order.seed()")
     )

@@ -102,7 +102,7 @@ BAD = [
     (["verify", "--end-by", "magic", "train.py"], "--end-by", "kill"),
     (["verify", "--resume-at", "3", "--resume-with", "'", "train.py"], "--resume-with", "arguments"),
     (["verify", "verify", "train.py"], "verify", "Python"),
-    (["scale", "train.py", "--compare", "threads=a,b"], "'a'", "--threads"),
+    (["scale", "train.py", "--compare", "threads=a,b"], "--threads", "integer"),
     (["scale", "train.py", "--mode", "magic"], "magic", "autopilot"),
     (["scale", "."], ".", "-m MODULE"),
     (["data", "list", "digits"], "digits", "check"),
