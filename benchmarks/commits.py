@@ -100,8 +100,9 @@ class Tree:
 
     def all_reduce(self, size: str) -> float:
         """Return the seconds of the fastest all-reduce of a size."""
-        lines = self.output("bench", "all-reduce", *self.workers(), "--sizes", size, "--seconds", 1, "--json")
-        return min(float(one["median_s"]) for one in map(json.loads, lines.splitlines()) if "median_s" in one)
+        text = self.output("bench", "all-reduce", *self.workers(), "--sizes", size, "--seconds", 1, "--json")
+        rows = json.loads(text if text.startswith("[") else f"[{','.join(text.splitlines())}]")  # old commits
+        return min(float(row["median_s"]) for row in rows if "median_s" in row)
 
 
 MEASUREMENTS: dict[str, Callable[[Tree], float]] = {

@@ -221,7 +221,7 @@ def steps_of_ranks(run: Run) -> Figures:
     flags = ("--sync", "bucketed,ddp", "--model", run.sizes.model, "--batch-per-worker", run.sizes.batch)
     seconds = ("--seconds", run.sizes.seconds)
     printed = command(run, "bench", "step", "-n", run.context.count, *flags, *seconds, "--json")
-    return {"rows": [json.loads(line) for line in printed]}
+    return {"rows": json.loads("".join(printed))}
 
 
 def clock(run: Run) -> Figures:

@@ -51,7 +51,7 @@ def _row(one: Any) -> str:
     else:
         names = ", ".join(f"`{name}`" for name in (*one.opts, *getattr(one, "secondary_opts", ())))
         value = one.metavar or ""
-        names += f" `{value}`" if value else ""
+        names += f" `{value}`".replace("|", "\\|") if value else ""
     about = re.sub(r"\s+", " ", getattr(one, "help", "") or "").replace("|", "\\|").replace("<", "&lt;")
     return f"| {names} | {about} |"
 

@@ -4,15 +4,16 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during its imports ends it as later ones do."""
+    """Run the command line; Ctrl-C during its imports, or after its end, ends it as others do."""
     try:
         from samestep.base.signals import ended_by_interrupt
 
         with ended_by_interrupt():
             from samestep.cli.main import main as run
+        run()
     except KeyboardInterrupt:
+        sys.stderr.write("samestep: interrupted.\n")
         sys.exit(130)  # INTERRUPTED, whose module can be the one whose import was interrupted
-    run()
 
 
 def leave_current_folder() -> None:

@@ -5,6 +5,7 @@ The test session cannot fork them itself: it has computed with torch, and may ha
 
 import multiprocessing
 import pickle
+import shlex
 import shutil
 import tempfile
 import traceback
@@ -109,7 +110,10 @@ def report_on(
         elif reference is not None:
             report = verify._compared(reference, script, workers[0], runs)
         elif resume_at is not None:
-            report = verify._resumed(script, workers, runs, resume_at, resume_with, end_by)
+            options = verify.OtherRuns(
+                resume_at=resume_at, resume_with=shlex.join(resume_with), end_by=end_by
+            )
+            report = verify._resumed(script, workers, runs, options)
         else:
             report = verify._verified(script, serial, workers, runs, steps)
         return report.as_json() if as_json else report

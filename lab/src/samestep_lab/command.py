@@ -11,15 +11,23 @@ from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable_file
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import counted
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
-from samestep.cli.options.declare import RESULTS_PANEL, option
+from samestep.cli.options.declare import RESULTS_PANEL, completing, option
 from samestep.report.page import write_text
 from samestep_lab.exercises.starters import EXERCISES, write_starter
 from samestep_lab.experiments.experiment import Experiment, Setup
 from samestep_lab.experiments.registry import EXPERIMENTS, check_workers
-from samestep_lab.experiments.text import listed, listing, outcome_page, outcome_record, outcome_text
+from samestep_lab.experiments.text import (
+    in_columns,
+    listed,
+    listing,
+    outcome_page,
+    outcome_record,
+    outcome_text,
+)
 
 _MOST_RANKS = 8
 _HANG_S = 20.0
@@ -30,12 +38,25 @@ lab = typer.Typer(help="Run experiments that answer the questions of tutorials b
 
 @lab.callback(invoke_without_command=True)
 def list_experiments(context: typer.Context, *, as_json: results.AsJson = False) -> None:
-    """List the experiments with the questions that they answer; samestep lab NAME runs one."""
+    """List the experiments with the questions that they answer, and the exercises.
+
+    samestep lab NAME runs an experiment, and samestep lab start NAME DIR begins an exercise.
+    """
     name = context.invoked_subcommand
     if name is None:
-        print(json_line({"experiments": listed()}) if as_json else listing())
+        _print_lists(as_json=as_json)
     elif as_json:
         raise UsageError(f"--json before {name} is for the list of experiments; put it after {name}.")
+
+
+def _print_lists(*, as_json: bool) -> None:
+    exercises = {name: exercise.summary for name, exercise in EXERCISES.items()}
+    if as_json:
+        named = [{"name": name, "summary": summary} for name, summary in exercises.items()]
+        print(json_line({"experiments": listed(), "exercises": named}))
+        return
+    print(f"Experiments, samestep lab NAME:\n\n{listing()}")
+    print(f"\nExercises, samestep lab start NAME DIR:\n\n{in_columns(exercises.items())}")
 
 
 def command_for(experiment: Experiment) -> Callable[..., None]:
@@ -55,6 +76,8 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
         size = experiment.workers if workers is None else workers
         check_workers(experiment, size)
         refuse_unwritable_file("--page", page)
+        with ended_by_interrupt():
+            import torch.distributed  # noqa: F401
         outcome = experiment.run(Setup(workers=size, ranks=spawn, data=data or "digits", data_dir=data_dir))
         if as_json:
             print(json_line(outcome_record(experiment, outcome, workers=size)))
@@ -71,7 +94,12 @@ def command_for(experiment: Experiment) -> Callable[..., None]:
 
 
 def start(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXERCISES)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help=f"One of {', '.join(EXERCISES)}.", autocompletion=completing(EXERCISES)
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.")],
     *,
     as_json: results.AsJson = False,

@@ -56,6 +56,13 @@ class StatusLine:
             self._shown = text
 
 
+def discard_output() -> None:
+    """Discard what could not be printed, because the interpreter prints it again at its end, and fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def print_verdict(*parts: str | tuple[str, str]) -> None:
     """Print a line of a result on stdout.
 

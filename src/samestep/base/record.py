@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -167,8 +167,8 @@ def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = 
     write_whole(path, [text, "\n"], identity=identity)
 
 
-def json_line(record: Mapping[str, Any]) -> str:
-    """Return `record` as one line of JSON; a number that is not finite is null."""
+def json_line(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """Return `record`, or several, as one line of JSON; a number that is not finite is null."""
     return json.dumps(map_values(record, _finite), allow_nan=False)
 
 

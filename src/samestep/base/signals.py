@@ -1,11 +1,14 @@
 """Handles signals that warn of a job's end and signals that end a command, at once or deferred."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
+
+from samestep.base.errors import INTERRUPTED
 
 
 def _known(*names: str) -> tuple[signal.Signals, ...]:
@@ -17,6 +20,7 @@ WARNINGS = _known("SIGUSR1", "SIGUSR2", "SIGXCPU")
 """Signals that schedulers send some time before a job's limit; launchers forward them."""
 ENDS = _known("SIGINT", "SIGTERM", "SIGHUP")
 """Signals of Ctrl-C, of a scheduler or the system, and of a closed terminal."""
+_LAST_OUTPUT: list[str] = []
 Handler: TypeAlias = Callable[[int, FrameType | None], None] | signal.Handlers
 """A function that receives a signal, or ``SIG_DFL``."""
 
@@ -82,17 +86,36 @@ def handled(numbers: Iterable[signal.Signals], take: Handler) -> Iterator[None]:
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end this process without Python for a block that has nothing to undo.
+    """Let Ctrl-C end this process at once, with a line, for a block that has nothing to undo.
 
-    For imports: Python can lose a KeyboardInterrupt in the callbacks of its import locks, and raises none
-    while a library is loaded, which takes many seconds on a busy machine.
+    For imports: Python can lose a KeyboardInterrupt in the callbacks of its import locks, and a library
+    prints its traceback if its own import is interrupted.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _end_process)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_by_interrupt_with(code: int) -> None:
+    """Let Ctrl-C end this process, whose work is done, with the exit code of that work."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+
+
+def set_last_output(text: str) -> None:
+    """Set what is printed on stdout if Ctrl-C ends this process in a block of `ended_by_interrupt`."""
+    _LAST_OUTPUT[:] = [text]
+
+
+def _end_process(_number: int, _frame: FrameType | None) -> NoReturn:
+    """End this process without Python's cleanup, with a line on stderr."""
+    with suppress(OSError):
+        os.write(2, b"samestep: interrupted.\n")
+        os.write(1, "".join(_LAST_OUTPUT).encode())
+    os._exit(INTERRUPTED)

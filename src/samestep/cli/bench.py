@@ -12,6 +12,7 @@ from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
 from samestep.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
+from samestep.cli.failures import exit_with
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
@@ -57,12 +58,12 @@ def command_for(collective: str) -> Callable[..., None]:
         decision = _decide(start, duration)
         flags = {"sizes": sizes, **asdict(duration), "json": as_json or None}
         work = partial(_measure_collective, request, threads=start.threads, as_json=as_json)
-        _start_or_work(decision, ["bench", spelled, *as_arguments(flags)], work)
+        _start_or_work(decision, ["bench", spelled, *as_arguments(flags)], work, as_json=as_json)
 
     command.__doc__ = f"""Measure the algorithms of {spelled}, interleaved.
 
     Under srun, mpirun or torchrun the launcher's tasks are the workers; otherwise -n of them start here.
-    --json prints one object per line, for each algorithm and size.
+    --json prints one array, with an object for each algorithm and size.
     """
     return grouped(command)
 
@@ -76,7 +77,9 @@ def step(
     sync: Annotated[
         str | None,
         option(
-            "NAME,..", f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run."
+            "NAME,..",
+            f"Synchronizers to measure: {', '.join(SYNCS)}. Default: all that the workers can run.",
+            choices=SYNCS,
         ),
     ] = None,
     duration: Duration = _STEP_DURATION,
@@ -87,7 +90,7 @@ def step(
 
     Efficiency compares with the same workers computing at the same time without communication, in the same
     run. Batch norm is local, as in torch's DDP. Under srun, mpirun or torchrun the launcher's tasks are the
-    workers; otherwise -n of them start here. --json prints one object per line, for each synchronizer.
+    workers; otherwise -n of them start here. --json prints one array, with an object for each synchronizer.
     """
     names = [] if sync is None else [name.strip() for name in sync.split(",")]
     if unknown := next((name for name in names if name not in SYNCS), None):
@@ -102,7 +105,7 @@ def step(
     work = partial(
         _measure_steps, problem, names, seconds=duration.seconds, threads=start.threads, as_json=as_json
     )
-    _start_or_work(decision, arguments, work)
+    _start_or_work(decision, arguments, work, as_json=as_json)
 
 
 for _name in COLLECTIVES:
@@ -119,13 +122,15 @@ def _decide(start: launch.Workers, duration: Duration) -> Decision:
     decision = decide_own(job, threads=start.threads, bind=start.bind)
     if decision.size < 2:
         raise UsageError("one worker has no communication; give -n 2 or more, or start several tasks.")
-    return with_checks(decision, hang_timeout=duration.hang_timeout)
+    return with_checks(decision, hang_timeout=duration.hang_timeout, oversubscribe=start.oversubscribe)
 
 
-def _start_or_work(decision: Decision, arguments: Sequence[str], work: Callable[[], None]) -> None:
+def _start_or_work(
+    decision: Decision, arguments: Sequence[str], work: Callable[[], None], *, as_json: bool
+) -> None:
     """Start the workers with `arguments` and exit, or call `work` in this process, which is one of them."""
     if isinstance(decision.plan, Spawn):
-        raise typer.Exit(start_own(decision, arguments))
+        exit_with(start_own(decision, arguments), as_json=as_json)
     bind_worker(decision, decision.detected.place)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
@@ -142,8 +147,7 @@ def _measure_collective(request: Request, *, threads: int | None, as_json: bool)
     with join(threads=threads) as world:
         with progress_bar(len(request.sizes), shown=world.place.is_main) as done:
             rows = perform(world, request, done=done)
-        lines = [json_line(row.as_dict()) for row in rows] if as_json else [report_text(rows)]
-        world.print("\n".join(lines))
+        world.print(json_line([row.as_dict() for row in rows]) if as_json else report_text(rows))
 
 
 def _measure_steps(
@@ -158,12 +162,13 @@ def _measure_steps(
     with join(threads=threads) as world:
         names = chosen_synchronizers(world, names)
         if not names:  # on every rank; rank 0 has logged the reason
-            raise typer.Exit(2)
+            exit_with(UsageError.exit_code, as_json=as_json)
         with progress_bar(None, shown=world.place.is_main) as done:
             rows = measure(world, problem, names, seconds=seconds, done=done)
-        lines = [json_line(asdict(row)) for row in rows]
-        if not as_json:
-            lines = [*text_table(STEP_HEAD, step_cells(rows)), "", f"fastest: {fastest_synchronizer(rows)}"]
+        if as_json:
+            world.print(json_line([asdict(row) for row in rows]))
+            return
+        lines = [*text_table(STEP_HEAD, step_cells(rows)), "", f"fastest: {fastest_synchronizer(rows)}"]
         world.print("\n".join(lines))
 
 

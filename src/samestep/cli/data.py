@@ -7,6 +7,7 @@ import typer
 
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import counted
 from samestep.cli.options import results
 
@@ -20,7 +21,10 @@ OTHERS = (
 def data(
     action: Annotated[Literal["list", "fetch", "check"], typer.Argument(help="The action.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The data set; not needed for list.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="The data set; not needed for list.", autocompletion=results.data_sets
+        ),
     ] = None,
     *,
     data_dir: results.DataDir = None,
@@ -31,6 +35,10 @@ def data(
     list prints the data sets and where copies of them are. fetch downloads one into --data-dir, or into the
     user's cache. check reads every file of one, and compares it with the published checksum.
     """
+    if action == "list" and name is not None:
+        raise UsageError(f"samestep data list lists all data sets; leave {name} out, or give: check {name}.")
+    with ended_by_interrupt():
+        from samestep.training.data.sets import registry  # noqa: F401 - imports torch
     if action == "list":
         rows = _listed(data_dir)
         print(json_line({"data": rows}) if as_json else _table(rows))

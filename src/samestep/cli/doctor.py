@@ -11,6 +11,7 @@ from typing import Annotated
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, print_verdict
 from samestep.base.units import check_seconds
+from samestep.cli.failures import exit_with
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
 from samestep.doctor.checks import Options, Outcome, any_stuck, run_checks
@@ -19,6 +20,8 @@ from samestep.launch.job import Job
 from samestep.launchers.detect import detect
 from samestep.run.execution import OWN_PROGRAM, decide_own, execute
 
+_OF_REPORT = (0, 1)
+"""The exit codes of a report of several ranks, which has been printed."""
 _STYLES = {"problem": BAD, "note": DOUBTFUL}
 """The styles of the words that begin a finding."""
 
@@ -46,7 +49,8 @@ def doctor(
     if start.workers not in (None, detect(environment).place.size):
         arguments = ("doctor", *as_arguments({**flags, "wait": wait}))
         decision = decide_own(Job(program=replace(OWN_PROGRAM, args=arguments), workers=start.workers))
-        return execute(replace(decision, explains_exit_1=True))
+        code = execute(replace(decision, explains_exit_1=True))
+        exit_with(code, as_json=as_json and code not in _OF_REPORT)
     chosen = Options(run_folder=run_folder, devices=devices, wait_s=wait)
     outcome = run_checks(environment, chosen)
     _print(outcome, as_json=as_json)

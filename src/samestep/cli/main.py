@@ -13,14 +13,17 @@ import typer
 
 from samestep import __version__
 from samestep.base import env
-from samestep.base.console import open_standard_streams
-from samestep.base.errors import INTERRUPTED, Error, UsageError, WorkerFailed, one_line
-from samestep.base.signals import ended_by_interrupt
+from samestep.base.console import discard_output, open_standard_streams
+from samestep.base.errors import Error, UsageError
+from samestep.base.signals import end_by_interrupt_with, ended_by_interrupt, set_last_output
+from samestep.cli.empty_values import refuse_empty_values
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from samestep.cli.failures import Failure
 
 VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
@@ -50,6 +53,9 @@ PACKAGES: Mapping[str, str] = {"lab": "samestep-lab"}
 """Verbs with the packages that add them, which can be missing."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": own_name}
+_HELP = "help"
+"""The first word of a command that prints the help of the command after it."""
+
 _COMPLETE = "_SAMESTEP_COMPLETE"
 """Variable by which a shell asks for the words that complete a command."""
 
@@ -66,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; `arguments` follow the name of the program."""
     open_standard_streams()
     code = run_command(sys.argv[1:] if arguments is None else arguments)
+    with suppress(OSError):  # Python reports it at its end
+        sys.stdout.flush()
+    end_by_interrupt_with(code)
     hosting = sys.modules.get("samestep.launch.local.hosting")
     if "torch" in sys.modules and hosting is not None and not hosting.is_hosting():
         # Unloading torch takes 0.4 s, and aborts if the watchdog's thread is inside of it.
@@ -77,43 +86,115 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
     The exit code is 0 for success, 2 for wrong input (nothing was started), and 1 or that of a worker for a
-    later failure.
+    later failure. With ``--json`` a failure is a document on stdout too.
     """
     words = arguments or completed_words(env.snapshot())
+    asks_help = [*arguments[:1]] == [_HELP]
+    words = words[1:] if asks_help else words
     verb = next((argument for argument in words if not argument.startswith("-")), None)
     try:
         if arguments:  # otherwise a shell asks for completions
-            _prepare(verb, arguments)
-        # Calling the application itself would install typer's excepthook over that of a hosted program.
-        command = typer.main.get_command(application(verb))
-        common_first(getattr(command, "commands", {}))
-        without_needless_types(command, _SETTINGS)
-        plain_if_narrow(command)
+            _set_last_output(verb, arguments)
+            _prepare(verb, ["--help"] if asks_help else arguments)
+        command = _command(verb)
+        if asks_help:
+            return _exit_code(_invoke(command, _words_for_help(command, words)))
         invoke = _write_completion if arguments and arguments[0] in _COMPLETIONS else _invoke
-        code = invoke(command, arguments)
-    except typer.TyperException as error:
-        option = getattr(error, "option_name", None) or ""
-        answer = answer_to(option, arguments) or _missing_command(error, arguments) or _usage_text(error)
-        if option and verb == "verify" and "--" not in arguments:
-            answer += f". An option of the script comes after --: samestep verify train.py -- {option} ..."
-        return _complain(answer, hint=_help_of(verb), code=2)
-    except WorkerFailed as error:  # its message holds the worker's traceback
-        print(f"samestep: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except Error as error:
-        return _complain(str(error), code=error.exit_code)
-    except OSError as error:
-        name = str(error.filename)
-        if error.errno != ENAMETOOLONG or not any(_is_about(argument, name) for argument in arguments):
-            raise
-        return _complain(f"{name} is too long for a file name; give a shorter one.", code=2)
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    return code if isinstance(code, int) else 0
+        return _exit_code(invoke(command, arguments))
+    except BrokenPipeError:  # what reads the output has ended, such as `head`
+        discard_output()
+        return 1
+    except KeyboardInterrupt as error:
+        # Python ends by the signal, with another exit code, if Ctrl-C came while a library executed a text,
+        # as dataclasses do, and it has executed none since.
+        exec("")  # noqa: S102
+        return _fail(error, verb, arguments)
+    except Exception as error:  # noqa: BLE001 - an unexpected one is raised again
+        return _fail(error, verb, arguments)
+
+
+def _set_last_output(verb: str | None, arguments: Sequence[str]) -> None:
+    """Let a Ctrl-C during imports, which ends this process at once, print the document of ``--json`` too."""
+    text = ""
+    if "--json" in arguments:
+        from samestep.cli.failures import Failure, asks_json
+
+        text = Failure.of(KeyboardInterrupt()).document() if asks_json(verb, arguments) else ""
+    set_last_output(text)
+
+
+def _command(verb: str | None) -> Any:
+    # Calling the application itself would install typer's excepthook over that of a hosted program.
+    command = typer.main.get_command(application(verb))
+    common_first(getattr(command, "commands", {}))
+    without_needless_types(command, _SETTINGS)
+    refuse_empty_values(command)
+    plain_if_narrow(command)
+    return command
 
 
 def _invoke(command: Any, arguments: Sequence[str]) -> Any:
-    return command(list(arguments), prog_name="samestep", standalone_mode=False)
+    """Run a command; the application itself would end this process, and log no Ctrl-C."""
+    words = list(arguments)
+    if not words:  # a shell asks for completions
+        return command(words, prog_name="samestep", standalone_mode=False)
+    try:
+        with command.make_context("samestep", words.copy(), obj=words) as context:
+            return command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+
+
+def _exit_code(result: Any) -> int:
+    return result if isinstance(result, int) else 0
+
+
+def _words_for_help(command: Any, words: Sequence[str]) -> list[str]:
+    """Return the command that prints the help of the command that `words` name.
+
+    Raises:
+        UsageError: a word follows that is no command.
+    """
+    path: list[str] = []
+    for word in words:
+        commands = getattr(command, "commands", {})
+        if path and not commands and not word.startswith("-"):
+            names = " ".join(path)
+            raise UsageError(f"samestep {names} has no command {word!r}; give: samestep help {names}")
+        path += [word] * (not word.startswith("-"))
+        command = commands.get(word)
+    return [*path, "--help"]
+
+
+def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> int:
+    """Report the failure of a command, and return the exit code; one that is not expected is raised again."""
+    from samestep.cli.failures import Failure, asks_json
+
+    failure = _failure(error, verb, arguments)
+    code = None if failure is None else failure.log()
+    if asks_json(verb, arguments):
+        print((failure or Failure.of(error)).document(), end="")
+    if code is None:
+        raise error
+    return code
+
+
+def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -> "Failure | None":
+    """Return the failure that an exception of a command is; None if samestep does not expect it."""
+    from samestep.cli.failures import USAGE_ERROR, Failure
+
+    if isinstance(error, typer.TyperException):
+        option = getattr(error, "option_name", None) or ""
+        answer = answer_to(option, arguments) or _missing_command(error, arguments) or usage_text(error)
+        end = "" if answer.endswith((".", "?", "!")) else "."
+        return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(verb)}", 2)
+    if isinstance(error, Error | KeyboardInterrupt):
+        return Failure.of(error)
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
+        name = str(error.filename)
+        if any(_is_about(argument, name) for argument in arguments):
+            return Failure(USAGE_ERROR, f"{name} is too long for a file name; give a shorter one.", 2)
+    return None
 
 
 def _write_completion(command: Any, arguments: Sequence[str]) -> Any:
@@ -204,7 +285,7 @@ def completed_words(environment: Mapping[str, str]) -> Sequence[str]:
 
 def _samestep(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
+    version: bool = typer.Option(False, "--version", "-V", help="Print the version."),
     local_rank: int | None = typer.Option(None, "--local-rank", hidden=True),  # noqa: ARG001
 ) -> None:
     """Run PyTorch training on N workers, with the steps and the result of one."""
@@ -272,19 +353,20 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     commands = getattr(getattr(context, "command", None), "commands", {})
     if not commands:
         return None
+    message = error.format_message()
+    if "Did you mean" in message and not Path(arguments[0]).is_file():
+        return None
     if context.parent is None:
+        message = message.partition(" Did you mean")[0]
         script = next((word for word in arguments if Path(word).is_file()), None)
-        return script and f"{script} is no command of samestep. To run it, give: samestep run {script}"
+        return script and f"{message.rstrip('.')}. To run {script}, give: samestep run {script}"
     removed = (f"{context.info_name} {word}" for word in arguments)
     if command := next((name for name in removed if name in REMOVED_COMMANDS), None):
         return f"there is no samestep {command}: {REMOVED_COMMANDS[command]}"
-    message = error.format_message()
-    if "Did you mean" in message:
-        return None
     return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
-def _usage_text(error: typer.TyperException) -> str:
+def usage_text(error: typer.TyperException) -> str:
     """Return the message of an error, which names the value; the one of a type that does not fit does not."""
     message = error.format_message()
     rejected = getattr(error.__cause__, "errors", None)  # pydantic's
@@ -293,15 +375,6 @@ def _usage_text(error: typer.TyperException) -> str:
     first = rejected()[0]
     if first["type"] == "value_error":  # a message of samestep's own
         return str(first["ctx"]["error"])
-    option = message.partition(": ")[0].removeprefix("Invalid value for ")
+    option = message.partition(": ")[0].removeprefix("Invalid value for ").strip("'")
     expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
     return f"{option} is {first['input']!r}; give {expected}"
-
-
-def _complain(message: str, *, code: int, hint: str = "") -> int:
-    """Print one line on stderr and return the exit code."""
-    line = one_line(message)
-    if hint:
-        line = f"{line}{'' if line.endswith(('.', '?', '!')) else '.'} See: {hint}"
-    print(f"samestep: error: {line}", file=sys.stderr)
-    return code

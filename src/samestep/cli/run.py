@@ -17,7 +17,7 @@ from samestep.base.console import inform, log
 from samestep.base.errors import UsageError
 from samestep.base.machine.accelerators import accelerator_count, workers_per_node
 from samestep.base.machine.description import cpu_share
-from samestep.cli.options import launch
+from samestep.cli.options import launch, script_words
 from samestep.cli.options.declare import (
     CLOCK_PANEL,
     WORKERS_PANEL,
@@ -33,7 +33,6 @@ from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
-from samestep.launch.source.flags import flags_of
 from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.run.decision import (
     Decision,
@@ -42,7 +41,6 @@ from samestep.run.decision import (
     dry_run_lines,
     oversubscription,
     recognize_script,
-    source_file,
     with_binding,
     with_checks,
     with_scratch,
@@ -140,13 +138,12 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 _OUTPUT = "Output"
-_COUNTS = ("workers", "nproc-per-node", "nnodes")
-"""Options with numbers of workers, which are often typed after the program."""
 
 
 @grouped
 @with_flags_of(Options, defaults=True)
 def run(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(metavar="PROGRAM", help="A script; a module with -m, an executable with --no-python."),
@@ -230,8 +227,7 @@ def run(
         role=rendezvous.role,
         monitor_interval_s=rendezvous.monitor_interval,
     )
-    if start.workers is None:  # otherwise a second number is meant for the program
-        _refuse_misplaced(job.program)
+    _refuse_misplaced(job.program, context)
     check_writable(logs)
     mode, threads = checked_mode(mode), start.threads
     if start.workers == launch.AUTO:
@@ -247,6 +243,7 @@ def run(
         sanitize=sanitize,
         count=count,
         clocking=recording.checked(),
+        oversubscribe=start.oversubscribe,
     )
     decision = with_scratch(decision, scratch)
     refuse_unused(job, decision.plan, rendezvous, launcher=decision.detected.launcher)
@@ -275,35 +272,47 @@ def _print_banner(decision: Decision, config: Path | None) -> None:
         log(warning)
 
 
-def _refuse_misplaced(program: Program) -> None:
-    """Refuse a number of workers after the program, if the program does not read it.
+def _refuse_misplaced(program: Program, context: typer.Context) -> None:
+    """Refuse an option of ``run`` after the program, if the program does not read it.
+
+    One that is given before the program too is meant for the program.
 
     Raises:
         UsageError: there is one; the message shows the command that is probably meant.
     """
-    file, roots = source_file(program) if program.kind != "executable" else (None, [])
-    words = [word.partition("=")[0] for word in program.args]
-    places = [
-        at for at, word in enumerate(words) if word in ("-n", "--workers") or own_name(word[2:]) in _COUNTS
-    ]
-    if not places or file is None or program.target == "samestep":
+    own_flags: dict[str, Any] = {
+        name: parameter
+        for parameter in context.command.params
+        if parameter.param_type_name == "option" and not _is_typed(parameter, context)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    names = script_words.names_after(program.target, context.obj)
+    typed = next((name for name in names if _own_flag(name) in own_flags), None)
+    if typed is None or program.kind == "executable" or program.target == "samestep":
         return
-    known, word = flags_of(file, roots=roots), words[places[0]]
-    if (
-        known.parser is None
-        and not known.reads_argv
-        and not {word, word.replace("_", "-")} & set(known.literal)
-    ):
-        flag = [argument for argument in program.args[places[0] : places[0] + 2] if argument != "--"]
-        flag = flag[:1] if "=" in flag[0] else flag
-        rest = shlex.join([*program.args[: places[0]], *program.args[places[0] + len(flag) :]])
-        program_words = (
-            f"{'-m ' if program.kind == 'module' else ''}{shlex.quote(program.target)} {rest}".rstrip()
-        )
-        raise UsageError(
-            f"{word} after {program.target} is passed to {program.target}, which has no such option. "
-            f"Put it before: samestep run {shlex.join(flag)} {program_words}"
-        )
+    known = script_words.program_flags(program)
+    if known is None or script_words.can_have(known, typed):
+        return
+    at = next(at for at, word in enumerate(program.args) if word.partition("=")[0] == typed)
+    has_value = "=" not in program.args[at] and not own_flags[_own_flag(typed)].is_flag
+    flag = program.args[at : at + 1 + has_value]
+    words, rest = context.obj, program.args[at + len(flag) :]
+    begin = words.index("run") + 1
+    before = words[begin : len(words) - len(program.args) + at]
+    raise UsageError(
+        f"{typed} after {program.target} is passed to {program.target}, which has no such option. Put it "
+        f"before: samestep run {shlex.join([*flag, *before, *rest])}"
+    )
+
+
+def _own_flag(name: str) -> str:
+    """Return the name that samestep has for an option as it is typed."""
+    return f"--{own_name(name[2:])}" if name.startswith("--") else name
+
+
+def _is_typed(parameter: Any, context: typer.Context) -> bool:
+    source = context.get_parameter_source(parameter.name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _fastest_workers(

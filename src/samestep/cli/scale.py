@@ -1,7 +1,6 @@
 """Implements ``samestep scale``, which measures speedup and efficiency on several numbers of workers."""
 
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_hang_timeout
-from samestep.cli.main import application
-from samestep.cli.options import launch, results
+from samestep.cli.main import application, usage_text
+from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import (
     JOBS_PANEL,
     RESULTS_PANEL,
@@ -23,24 +22,23 @@ from samestep.cli.options.declare import (
     given_settings,
     grouped,
     option,
-    switch,
     with_flags_of,
 )
-from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, not_serial
+from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
-from samestep.launch.source.flags import flags_of
 from samestep.launch.source.repository import repository_of
 from samestep.launchers.processors import checked as checked_binding
 from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
-from samestep.run.decision import recognize_script, refuse_own_workers, source_file
+from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.scaling.analysis.study import Study, seen_from_here
 from samestep.scaling.report.page import charts
 from samestep.scaling.report.tables import study_text, terminal_width
 from samestep.scaling.sweep.execution import Frame, default_folder, own_folder, refuse_taken
 from samestep.scaling.sweep.local_runs import LocalRuns, local_runs
 from samestep.scaling.sweep.plan import (
+    SCALINGS,
     Kind,
     Request,
     Scaling,
@@ -54,13 +52,7 @@ from samestep.scaling.sweep.slurm_runs import SlurmRuns, collect
 from samestep.scaling.sweep.trial import SAMESTEP, Trial
 from samestep.submit.site_defaults import SITE_PANEL, SIZE_PANEL, SOFTWARE_PANEL, SlurmSite, site_of
 
-SETTINGS: Mapping[str, Any] = {
-    "allow_interspersed_args": True,
-    # Options that scale does not have belong to the script, or to train.
-    "ignore_unknown_options": True,
-    # Other names of options belong to them as well.
-    "token_normalize_func": dashed,
-}
+SETTINGS = script_words.SETTINGS
 
 _SWEEP, _MEASUREMENT = "Sweep", "Measurement"
 _JOB_PANELS = (JOBS_PANEL, SIZE_PANEL, SITE_PANEL, SOFTWARE_PANEL)
@@ -100,8 +92,6 @@ class Target:
         Raises:
             UsageError: it cannot run on several numbers of workers.
         """
-        if name.startswith("-"):
-            raise UsageError(f"samestep scale has no option {name.partition('=')[0]}.")
         if name in launch.LAUNCHERS and not Path(name).exists():
             raise UsageError(
                 f"{name} is a launcher, but scale starts the workers itself; give the script. To compare "
@@ -126,19 +116,13 @@ class Target:
         Raises:
             UsageError: there is such an option; the message shows how to make the command unambiguous.
         """
-        at = words.index(self.name) if self.name in words else len(words)
-        if "--" in words[:at]:
-            return
-        after = list(words[at + 1 :])
-        after = after[: after.index("--")] if "--" in after else after
-        shared = [name for name in (word.partition("=")[0] for word in after) if dashed(name) in flags]
-        for name, why in self._claimed(shared):
-            of = "train" if self.kind == "recipe" else "the script"
-            module = "-m " if self.kind == "module" else ""
-            raise UsageError(
-                f"{name} is ambiguous: {why}. Put it before {self.name} for scale, or after -- for {of}: "
-                f"samestep scale -n 1,2 {module}-- {self.name} {name} ..."
-            )
+        names = script_words.names_after(self.name, words)
+        if self.kind == "recipe":
+            both = "samestep train and samestep scale have it"
+            claims = [(name, both) for name in names if dashed(name) in flags and name in _OF_TRAIN]
+            script_words.refuse_ambiguous(claims, self.name, of="train", verb="scale")
+        else:
+            script_words.refuse_unclear(self.program(), names, flags, verb="scale")
 
     def refuse_misplaced(self, flags: Mapping[str, Any], compares: Sequence[str]) -> None:
         """Refuse options of ``run`` or in ``--compare`` that have no effect on the target, and wrong values.
@@ -152,6 +136,7 @@ class Target:
             raise UsageError(
                 f"--{dashed(of_scripts[0])} is for scripts, and {self.name} is a recipe; leave it out."
             )
+        checked_mode(flags["mode"])
         if flags["bind"] is not None:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in set_options if name in SPLIT})
@@ -220,24 +205,6 @@ class Target:
 
         return find(self.name, fast="--fast" in self.arguments).settings.batch_size
 
-    def _claimed(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield the options among `names` that the target has or may have, each with the reason."""
-        if self.kind == "recipe":
-            both = "samestep train and samestep scale have it"
-            yield from ((name, both) for name in names if name in _OF_TRAIN)
-            return
-        file, roots = source_file(self.program())
-        if not names or file is None:
-            return
-        known = flags_of(file, roots=roots)
-        for name in names:
-            if name in known.literal:
-                yield name, f"{known.literal[name]} and samestep scale have it"
-            elif known.parser is not None:
-                parser = known.parser
-                made = f"{parser.name} in {parser.file}:{parser.line} creates options at run time"
-                yield name, f"samestep scale has it, and {self.name} possibly too ({made})"
-
     def _spawns(self) -> bool:
         is_detected = self.kind != "recipe" and self.mode in (None, "auto")
         return is_detected and recognize_script(self.program()).has_forkable_workers
@@ -260,23 +227,24 @@ class Target:
                 raise UsageError(f"{flag} does not go with samestep scale, which needs {instead}.")
 
 
-def refuse_wrong_flags(trials: Sequence[Trial]) -> None:
-    """Refuse flags that ``train`` does not have, and values that it refuses: each run would fail on them.
+def refuse_wrong_flags(trials: Sequence[Trial], verb: str) -> None:
+    """Refuse flags that `verb` does not have, and values that it refuses: each run would fail on them.
 
     Checks that need the data set or the model are left to the runs, because they take long.
 
     Raises:
         UsageError: a flag or a value is wrong; the message names it.
     """
-    group: Any = typer.main.get_command(application("train"))
+    group: Any = typer.main.get_command(application(verb))
     for trial in trials:
         if trial.repeat:  # it has the command of the first run
             continue
         try:
-            context = group.get_command(None, "train").make_context("train", list(trial.command[1:]))
+            context = group.get_command(None, verb).make_context(verb, list(trial.command[1:]))
         except typer.TyperException as error:
-            raise UsageError(f"samestep train: {error.format_message()}") from None
-        _check_settings(context.params, trial.workers)
+            raise UsageError(f"samestep {verb}: {usage_text(error)}") from None
+        if verb == "train":
+            _check_settings(context.params, trial.workers)
 
 
 def _check_settings(flags: Mapping[str, Any], workers: int) -> None:
@@ -324,7 +292,9 @@ class Measurement:
 class StudyJobs:
     """The options of a study whose runs are Slurm jobs."""
 
-    submit: Annotated[str | None, option("slurm", "Submit one job per number of workers.", JOBS_PANEL)] = None
+    submit: Annotated[
+        str | None, option("", "Submit one job per number of workers.", JOBS_PANEL, choices=("slurm",))
+    ] = None
     detach: launch.Detach = False
     collect: Annotated[Path | None, option("DIR", "Collect the runs of a submitted study.", JOBS_PANEL)] = (
         None
@@ -372,6 +342,7 @@ def scale(
             "strong: constant global batch; weak: constant batch per worker; both; auto: as the "
             "arguments are.",
             _SWEEP,
+            choices=SCALINGS,
         ),
     ] = "auto",
     compare: Annotated[
@@ -384,9 +355,7 @@ def scale(
     ] = None,
     module: launch.Module = False,
     measurement: Measurement,
-    oversubscribe: Annotated[
-        bool, switch("Allow more workers than cores or GPUs.", _MEASUREMENT, "--oversubscribe")
-    ] = False,
+    oversubscribe: launch.Oversubscribe = False,
     threads: launch.Threads = None,
     bind: Annotated[str | None, launch.BIND] = None,
     hang_timeout: Annotated[float | None, launch.HANG_TIMEOUT] = None,
@@ -414,10 +383,10 @@ def scale(
         return _print_study(collect(submission.collect, bar=worth), submission.collect, output)
     if target is None:
         raise UsageError("no target is given; give a script or a recipe.")
+    own_flags = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own_flags, verb="scale")
     program = Target.of(target, arguments or (), module=module, mode=mode)
-    program.refuse_ambiguous(
-        sys.argv, {name for parameter in context.command.params for name in parameter.opts}
-    )
+    program.refuse_ambiguous(context.obj, own_flags)
     numbers = _numbers(workers)
     check_hang_timeout(hang_timeout or 0.0)
     flags = {"mode": mode, **given_settings(settings, Options), "bind": bind, "hang_timeout": hang_timeout}
@@ -439,7 +408,15 @@ def scale(
         workers=numbers,
         scaling=cast("Scaling", scaling),
         batch=program.batch(scaling),
-        flags=tuple(as_arguments({**flags, "threads": None if each else runs.threads})),
+        flags=tuple(
+            as_arguments(
+                {
+                    **flags,
+                    "threads": None if each else runs.threads,
+                    "oversubscribe": oversubscribe or None,
+                }
+            )
+        ),
         variants=variants,
         per_node=runs.per_node,
         limits_gpus=program.limits_gpus(),
@@ -449,12 +426,12 @@ def scale(
         **asdict(measurement),
     )
     trials = plan(request)
-    if program.kind == "recipe":
-        refuse_wrong_flags(trials)
+    refuse_wrong_flags(trials, "train" if program.kind == "recipe" else "run")
     frame = Frame(request=request, bar=worth, places=runs.places)
     refuse_taken(request.folder)
     if dry_run:
-        print(runs.describe(frame, trials))
+        text = runs.describe(frame, trials)
+        print(json_line({"text": text}) if output.as_json else text)
         return 0
     if program.kind == "script":
         frame = replace(frame, source=repository_of(Path(target)))

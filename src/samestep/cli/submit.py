@@ -27,7 +27,7 @@ from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, Kuberne
 from samestep.submit.kubernetes import submit as submit_to_kubernetes
 from samestep.submit.shell import slug
 from samestep.submit.site_defaults import POD_PANEL, SIZE_PANEL, KubernetesSite, SlurmSite, site_of
-from samestep.submit.slurm import FollowedSlurmJob, Launch, SlurmJob, refuse_without_sbatch
+from samestep.submit.slurm import LAUNCHES, FollowedSlurmJob, Launch, SlurmJob, refuse_without_sbatch
 from samestep.submit.slurm import script as slurm_script
 from samestep.submit.slurm import submit as submit_to_slurm
 from samestep.training.recipes import registry
@@ -158,6 +158,7 @@ def slurm(
             "tasks: Slurm starts each worker; node: Slurm starts samestep once on each node.",
             WORKERS_PANEL,
             "--launch",
+            choices=LAUNCHES,
         ),
     ] = "tasks",
     job_name: JobName = None,
@@ -211,7 +212,7 @@ def kubernetes(
     *,
     size: Size,
     operator: Annotated[
-        str, option("", f"Custom resource in place of a Job: one of {', '.join(OPERATORS)}.", POD_PANEL)
+        str, option("", "Custom resource in place of a Job.", POD_PANEL, choices=OPERATORS)
     ] = "none",
     job_name: JobName = None,
     submission: Submission,

@@ -1,8 +1,6 @@
 """Implements ``samestep train``, which trains a built-in recipe on N workers."""
 
-import os
 import shlex
-import sys
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.base import env
-from samestep.base.console import inform, log
+from samestep.base.console import discard_output, inform, log
 from samestep.base.errors import INTERRUPTED, Error, Preempted
 from samestep.base.machine.accelerators import accelerator_count
 from samestep.base.record import json_line
+from samestep.base.signals import ended_by_interrupt
+from samestep.cli.failures import exit_with
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import (
     DATA_PANEL,
     RESULTS_PANEL,
     TRAINING_PANEL,
     as_arguments,
+    completing,
     given_settings,
     grouped,
     option,
@@ -41,6 +42,7 @@ from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.recipes.registry import RECIPES
+from samestep.training.recipes.request import LR_SCALES
 from samestep.training.settings import RunOptions, Settings
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class TrainingOptions:
     batch_per_worker: Annotated[int | None, results.BATCH_PER_WORKER] = None
     lr_scale: Annotated[
         str | None,
-        option("", "Learning rate with --batch-per-worker: none, linear or sqrt scaling.", TRAINING_PANEL),
+        option("", "Learning rate with --batch-per-worker.", TRAINING_PANEL, choices=LR_SCALES),
     ] = None
     data: results.Data = None
     data_dir: results.DataDir = None
@@ -100,7 +102,12 @@ class TrainingOptions:
 @with_flags_of(Settings, RunOptions)
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help=f"One of {', '.join(RECIPES)}; digits is bundled.")
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help=f"One of {', '.join(RECIPES)}; digits is bundled.",
+            autocompletion=completing(RECIPES),
+        ),
     ] = None,
     *,
     start: launch.WatchedWorkers,
@@ -118,7 +125,9 @@ def train(
     worker all workers continue from it by themselves, up to --max-restarts times.
     """
     from samestep.training.recipes.request import Request, after_failure, configuration
-    from samestep.training.recipes.resolve import check_compiler, resolve
+
+    with ended_by_interrupt():
+        from samestep.training.recipes.resolve import check_compiler, resolve
 
     flags = asdict(training)
     del flags["eval_only"]  # a request with weights is one
@@ -133,7 +142,11 @@ def train(
     job = Job(
         program=OWN_PROGRAM, workers=start.workers, max_restarts=start.max_restarts, patience_s=FINISH_S
     )
-    decision = with_checks(decide_own(job, threads=threads, bind=start.bind), hang_timeout=start.hang_timeout)
+    decision = with_checks(
+        decide_own(job, threads=threads, bind=start.bind),
+        hang_timeout=start.hang_timeout,
+        oversubscribe=start.oversubscribe,
+    )
     refuse_unused(job, decision.plan, Rendezvous(), launcher=decision.detected.launcher)
     if decision.is_main:
         output.check()
@@ -144,7 +157,7 @@ def train(
     if clocking is not None and decision.starts_all:
         clocking.refuse_used()
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
-        raise typer.Exit(_start(decision, request, resolved, recording, output))
+        exit_with(_start(decision, request, resolved, recording, output), as_json=output.as_json)
     work = partial(_work, decision, resolved, clocking, output, threads=threads)
     if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
         work()
@@ -191,8 +204,8 @@ def _start(
         if not _has_finished(resolved):
             raise
         code, why = error.exit_code, str(error).strip().partition("\n")[0]
-    if code == INTERRUPTED:
-        _log_continuation(resolved)
+    if code == INTERRUPTED and (continuation := _continuation(resolved)):
+        log(continuation)
     if code and _has_finished(resolved):
         log(f"the training has finished, see {resolved.out / 'result.json'}; then a worker failed. {why}")
         return 0
@@ -240,10 +253,9 @@ def _work(
             if result is not None and world.place.is_main:
                 _report(result, resolved.out, output)
     except KeyboardInterrupt:
-        if decision.size == 1:  # with several workers the launcher logs it
-            log(f"ended by signal {SIGINT:d}.")
-            _log_continuation(resolved)
-        raise
+        if decision.size > 1:  # the launcher logs it
+            raise
+        raise KeyboardInterrupt(f"ended by signal {SIGINT:d}. {_continuation(resolved)}".rstrip()) from None
     except Preempted as stopped:
         if world.place.is_main:
             log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
@@ -254,10 +266,11 @@ def _work(
         log(f"the training has finished; then this worker failed: {_line(error)}")
 
 
-def _log_continuation(resolved: "ResolvedConfig") -> None:
-    """Log the command that continues a training which Ctrl-C has ended, if there is something to continue."""
-    if resolved.weights is None and (resolved.out / "config.toml").is_file():
-        log(f"to continue from the last checkpoint: samestep train --resume {shlex.quote(str(resolved.out))}")
+def _continuation(resolved: "ResolvedConfig") -> str:
+    """Return the command that continues a training which Ctrl-C has ended; empty if there is nothing yet."""
+    if resolved.weights is not None or not (resolved.out / "config.toml").is_file():
+        return ""
+    return f"To continue from the last checkpoint: samestep train --resume {shlex.quote(str(resolved.out))}"
 
 
 def _train(world: "World", resolved: "ResolvedConfig", clocking: ClockOptions | None) -> "Result | None":
@@ -289,14 +302,7 @@ def _report(result: "Result", folder: Path, output: results.Output) -> None:
         print(text, flush=True)
     except OSError as error:
         log(f"the training has finished, but its result cannot be printed: {_line(error)}")
-        _discard_output()
-
-
-def _discard_output() -> None:
-    """Discard what could not be printed, because the interpreter prints it again at its end, and fails."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        discard_output()
 
 
 def _line(error: BaseException) -> str:

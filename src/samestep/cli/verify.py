@@ -2,12 +2,13 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from rich.console import Console
@@ -19,13 +20,14 @@ from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable_file
-from samestep.base.machine.description import cpu_share, refuse_beyond_memory
+from samestep.base.machine.accelerators import can_have_accelerators
+from samestep.base.machine.description import cpu_share, refuse_beyond_cores, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line
 from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
-from samestep.cli.options import launch, results
-from samestep.cli.options.declare import option, with_flags_of
+from samestep.cli.options import launch, results, script_words
+from samestep.cli.options.declare import grouped, option, with_flags_of
 from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch, unwatched
@@ -39,7 +41,10 @@ from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.run.rerun import rerun_once_in_allocation
 from samestep.verify.verdict import Finding, Report
 
-SETTINGS: Mapping[str, Any] = {"allow_interspersed_args": True, "ignore_unknown_options": False}
+SETTINGS = script_words.SETTINGS
+
+_OTHER_RUNS = "Golden and resumed runs"
+_ENDS = ("kill", "term", "stop")
 _AS_ONE_TASK = {
     "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
     "openmpi": "without mpirun, or with -np 1 --bind-to none",
@@ -62,13 +67,79 @@ _STYLES = {"same": GOOD, "same but for exceptions": DOUBTFUL, "inconclusive": DO
 """The color of each verdict on a terminal."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRuns:
+    """The options of runs that are kept, or ended and resumed."""
+
+    save: Annotated[Path | None, option("FILE", "Save this run as a golden run.", _OTHER_RUNS)] = None
+    reference: Annotated[
+        Path | None,
+        option("FILE", "Compare with the golden run in FILE, not with one on one worker.", _OTHER_RUNS),
+    ] = None
+    resume_at: Annotated[
+        int | None,
+        option("K", "End the script after K steps, and compare the run that resumes it.", _OTHER_RUNS),
+    ] = None
+    resume_with: Annotated[
+        str, option("ARGS", "Further arguments of the script that is resumed, as one text.", _OTHER_RUNS)
+    ] = ""
+    end_by: Annotated[
+        str,
+        option(
+            "",
+            "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps.",
+            _OTHER_RUNS,
+            choices=_ENDS,
+        ),
+    ] = "kill"
+
+    @property
+    def is_golden(self) -> bool:
+        """Whether a golden run is saved or compared with."""
+        return self.save is not None or self.reference is not None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the reference is another run than that on one worker."""
+        return self.is_golden or self.resume_at is not None
+
+    @property
+    def words(self) -> list[str]:
+        """The further arguments of a script that is resumed, as a shell splits them."""
+        try:
+            return shlex.split(self.resume_with)
+        except ValueError as error:
+            why = str(error).lower()
+            raise UsageError(f"--resume-with {self.resume_with!r} is not a command line: {why}.") from None
+
+    def check(self) -> None:
+        """Check the options, before a script runs.
+
+        Raises:
+            UsageError: one of them is wrong.
+        """
+        if self.resume_at is not None and self.resume_at < 1:
+            raise UsageError(f"--resume-at is {self.resume_at}; give at least 1.")
+        if self.end_by not in _ENDS:
+            raise UsageError(f"--end-by {self.end_by!r} is not one of {', '.join(_ENDS)}.")
+        refuse_unwritable_file("--save", self.save)
+        self.words  # noqa: B018 - raises
+
+
+OTHER_RUNS = OtherRuns()
+"""The options by default."""
+
+
+@grouped
 @with_flags_of(Options, only=SPLIT, defaults=True)
 def verify(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script, serial or not; with -m a module.")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="Arguments of the script. All words after -- are arguments."),
     ] = None,
     *,
     workers: Annotated[
@@ -90,22 +161,10 @@ def verify(
     against: Annotated[
         Path | None, option("OTHER.py", "Compare with this script on one worker, not with SCRIPT on one.")
     ] = None,
-    save: Annotated[Path | None, option("FILE", "Save this run as a golden run.")] = None,
-    reference: Annotated[
-        Path | None, option("FILE", "Compare with the golden run in FILE, not with one on one worker.")
-    ] = None,
-    resume_at: Annotated[
-        int | None, option("K", "End the script after K steps, and compare the run that resumes it.")
-    ] = None,
-    resume_with: Annotated[
-        str, option("ARGS", "Further arguments of the script that is resumed, as one text.")
-    ] = "",
-    end_by: Annotated[
-        Literal["kill", "term", "stop"],
-        option("HOW", "How it is ended: by SIGKILL, by SIGTERM, or as by --clock-steps."),
-    ] = "kill",
+    other_runs: OtherRuns = OTHER_RUNS,
     module: launch.Module = False,
     mode: Mode = "auto",
+    oversubscribe: launch.Oversubscribe = False,
     hang_timeout: Annotated[float, launch.HANG_TIMEOUT] = 60.0,
     as_json: results.AsJson = False,
     quiet: launch.Quiet = False,  # noqa: ARG001 - it has a callback
@@ -118,30 +177,34 @@ def verify(
     worker. Files that the script writes are discarded. The exit code is 0 if the steps are the same, also
     with named exceptions, 1 if they differ, and 3 if they could not be compared; the report names the causes.
     """
-    is_golden = save is not None or reference is not None
-    is_alone = is_golden or resume_at is not None
-    sizes = _sizes(workers or ("1" if is_alone else "1,2"), least=1 if is_alone or against else 2)
-    if is_golden and len(sizes) > 1:
+    default = "1" if other_runs.is_asked else "1,2"
+    least = 1 if other_runs.is_asked or against else 2
+    sizes = _sizes(default if workers is None else workers, least=least)
+    if other_runs.is_golden and len(sizes) > 1:
         raise UsageError(f"-n {workers} has several numbers; a golden run has one number of workers.")
-    refuse_unwritable_file("--save", save)
+    if not oversubscribe and (settings["device"] == "cpu" or not can_have_accelerators()):
+        refuse_beyond_cores(sizes[-1])
+    other_runs.check()
     check_hang_timeout(hang_timeout)
-    for flag, number in (("--steps", steps), ("--resume-at", resume_at)):
-        if number is not None and number < 1:
-            raise UsageError(f"{flag} is {number}; give at least 1.")
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps is {steps}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
+    own_flags = {name for parameter in context.command.params for name in parameter.opts}
+    script_words.refuse_target(target, own_flags, verb="verify")
     script = _runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
+    names = script_words.names_after(target, context.obj)
+    script_words.refuse_unclear(script.program, names, own_flags, verb="verify")
     serial = None
     if against is not None:
         serial = _runnable(launch.program(str(against), arguments or (), module=False))
-    resume_arguments = _words("--resume-with", resume_with)
     with _runs(max(sizes), hang_timeout=hang_timeout, options=Options(**settings)) as runs:
-        if save is not None:
-            report = _saved(save, script, sizes[0], runs, steps)
-        elif resume_at is not None:
-            report = _resumed(script, sizes, runs, resume_at, resume_arguments, end_by)
-        elif reference is not None:
-            report = _compared(reference, script, sizes[0], runs)
+        if other_runs.save is not None:
+            report = _saved(other_runs.save, script, sizes[0], runs, steps)
+        elif other_runs.resume_at is not None:
+            report = _resumed(script, sizes, runs, other_runs)
+        elif other_runs.reference is not None:
+            report = _compared(other_runs.reference, script, sizes[0], runs)
         else:
             report = _verified(script, serial, sizes, runs, steps)
     if as_json:
@@ -178,14 +241,6 @@ class _Runnable(NamedTuple):
 def _runnable(program: Program, mode: str = "auto") -> _Runnable:
     """Return a program with the kind that it has in a mode."""
     return _Runnable(program, _kind(program, mode))
-
-
-def _words(flag: str, text: str) -> list[str]:
-    """Return the words of a text as a shell would."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{flag} {text!r} cannot be split into words: {str(error).lower()}.") from None
 
 
 @contextmanager
@@ -242,14 +297,18 @@ def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | Non
     return report
 
 
-def _resumed(
-    script: _Runnable, sizes: Sequence[int], runs: Any, steps: int, arguments: Sequence[str], end_by: Any
-) -> Report:
+def _resumed(script: _Runnable, sizes: Sequence[int], runs: Any, options: OtherRuns) -> Report:
     """Return the comparison of runs that resume a script with one that was not ended."""
     from samestep.verify.resumed_run import ResumedVerification
 
+    assert options.resume_at is not None
     return ResumedVerification(
-        script=script.script(), runs=runs, workers=sizes, steps=steps, arguments=arguments, ended_by=end_by
+        script=script.script(),
+        runs=runs,
+        workers=sizes,
+        steps=options.resume_at,
+        arguments=options.words,
+        ended_by=cast("Any", options.end_by),
     ).run()
 
 

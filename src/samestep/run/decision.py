@@ -13,7 +13,7 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
 from samestep.base.machine.accelerators import can_have_accelerators
-from samestep.base.machine.description import cores, cpu_share, refuse_beyond_memory
+from samestep.base.machine.description import cores, cpu_share, refuse_beyond_cores, refuse_beyond_memory
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
 from samestep.launch.plan import Join, Plan, Spawn, planned
@@ -107,8 +107,12 @@ class Decision:
     @property
     def has_helpers(self) -> bool:
         """Whether the worker that runs the script starts the others: on one host, on its cores."""
-        has_devices = self.options.device != "cpu" and can_have_accelerators()
-        return self.runs_once and self.starts_all and not has_devices
+        return self.runs_once and self.starts_all and not self.has_devices
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether the workers possibly compute on accelerators."""
+        return self.options.device != "cpu" and can_have_accelerators()
 
     @property
     def is_settled_by_join(self) -> bool:
@@ -171,13 +175,17 @@ def with_checks(
     sanitize: bool = False,
     count: bool = False,
     clocking: ClockOptions | None = None,
+    oversubscribe: bool = False,
 ) -> Decision:
     """Return the decision with the checks and records that the user asked for.
 
     Raises:
-        UsageError: one of them does not work with this program, or the folder of the clock is in use.
+        UsageError: one of them does not work with this program, the folder of the clock is in use, or there
+            are far more workers than cores, without `oversubscribe`.
     """
     check_hang_timeout(hang_timeout)
+    if decision.starts_all and not (oversubscribe or decision.starts_workers_alone or decision.has_devices):
+        refuse_beyond_cores(decision.size)
     uninstrumented = decision.starts_workers_alone or decision.job.program.kind == "executable"
     if sanitize and decision.runs_once:
         raise UsageError("--sanitize compares workers that all run the script; a serial script runs once.")

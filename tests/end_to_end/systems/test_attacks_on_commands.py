@@ -48,12 +48,11 @@ def srun(nodes, slurm, folder, task):
 
 def found_by(command, out):
     """Return the results of a command without its measurements."""
-    records = [json.loads(line) for line in out.splitlines()]
+    result = json.loads(out)
     if command == "bench":
-        return [(row["algorithm"], row["bytes"], row["ranks"]) for row in records]
-    (record,) = records
-    hurting = [finding["text"] for finding in record["findings"] if finding["hurts"]]
-    return [rank["host"] for rank in record["ranks"]], hurting
+        return [(row["algorithm"], row["bytes"], row["ranks"]) for row in result]
+    hurting = [finding["text"] for finding in result["findings"] if finding["hurts"]]
+    return [rank["host"] for rank in result["ranks"]], hurting
 
 
 @pytest.mark.long

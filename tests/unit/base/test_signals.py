@@ -1,8 +1,10 @@
+import os
 import signal
 import threading
 
 import pytest
 
+from samestep.base.errors import INTERRUPTED
 from samestep.base.signals import ended_by_interrupt
 
 
@@ -18,8 +20,21 @@ def within():
         return signal.getsignal(signal.SIGINT)
 
 
-def test_an_interrupt_of_the_block_ends_the_process():
-    assert within() is signal.SIG_DFL
+def test_an_interrupt_of_the_block_ends_the_process_with_a_line():
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.dup2(write, 2)
+        with ended_by_interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1)
+    os.close(write)
+    with os.fdopen(read) as stderr:
+        assert len(stderr.readlines()) == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == INTERRUPTED
+
+
+def test_after_the_block_an_interrupt_is_an_exception():
+    within()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

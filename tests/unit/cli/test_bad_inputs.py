@@ -1,7 +1,10 @@
 """Each of many bad inputs ends with exit code 2 and one line, with its value and advice."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from samestep.base.machine import description
 from samestep.cli.main import run_command
 
 JOB = ("submit", "kubernetes", "--image", "torch", "--dry-run")
@@ -88,7 +91,30 @@ BAD = [
     (["lab", "backends", "--page", "."], "--page .", "file"),
     (["lab", "backends", "--page", "none/page.html"], "none/page.html", "folder"),
     (["lab", "ring", "-n", "65"], "65", "64"),
+    (["run", ""], "PROGRAM", "empty"),
+    (["run", "-m", ""], "PROGRAM", "empty"),
+    (["run", "--clock", "", "train.py"], "--clock", "empty"),
+    (["run", "-n", "", "train.py"], "''", "auto"),
+    (["train", "digits", "--model", ""], "--model", "empty"),
+    (["report", ""], "RUN", "empty"),
+    (["verify", "-n", "", "train.py"], "''", "1,2,4"),
+    (["verify", "-n", "1,1.5", "train.py"], "1.5", "1,2,4"),
+    (["verify", "--end-by", "magic", "train.py"], "--end-by", "kill"),
+    (["verify", "--resume-at", "3", "--resume-with", "'", "train.py"], "--resume-with", "arguments"),
+    (["verify", "verify", "train.py"], "verify", "Python"),
+    (["scale", "train.py", "--compare", "threads=a,b"], "--threads", "integer"),
+    (["scale", "train.py", "--mode", "magic"], "magic", "autopilot"),
+    (["scale", "."], ".", "-m MODULE"),
+    (["data", "list", "digits"], "digits", "check"),
+    (["data", "magic"], "magic", "fetch"),
+    (["doctor", "extra"], "extra", "--help"),
+    (["bench", "all-reduce", "--sizes", "-4", "-n", "2"], "-4", "--sizes"),
+    (["help", "run", "train.py"], "train.py", "samestep help run"),
+    (["--foo"], "--foo", "--help"),
+    (["\u00e9"], "\u00e9", "--help"),
 ]
+FAR_MORE = str(2 * description.MOST_PER_CORE + 1)
+"""Workers that are refused on 2 cores without ``--oversubscribe``."""
 
 
 @pytest.fixture
@@ -111,3 +137,31 @@ def test_a_bad_input_is_refused_in_one_line_with_the_value_and_advice(here, caps
     assert line.startswith("samestep: ")
     assert value in line
     assert remedy in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "-n", FAR_MORE, "train.py"],
+        ["run", "-n", FAR_MORE, "--no-python", "true"],
+        ["train", "digits", "-n", FAR_MORE],
+        ["bench", "step", "-n", FAR_MORE],
+        ["verify", "train.py", "-n", f"1,{FAR_MORE}"],
+    ],
+)
+def test_far_more_workers_than_cores_need_oversubscribe(here, capsys, monkeypatch, command):
+    monkeypatch.setattr(description, "cpu_share", lambda: SimpleNamespace(usable=2))
+
+    assert run_command(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--oversubscribe" in line
+
+
+def test_some_more_workers_than_cores_start_with_a_warning(here, capsys, monkeypatch):
+    usual = description.cpu_share()
+    monkeypatch.setattr(description, "cpu_share", lambda: usual)
+    number = str(description.MOST_PER_CORE * usual.usable)
+
+    assert run_command(["run", "--dry-run", "-n", number, "train.py"]) == 0
+    more = str(int(number) + 1)
+    assert run_command(["run", "--dry-run", "--oversubscribe", "-n", more, "train.py"]) == 0

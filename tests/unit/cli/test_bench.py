@@ -78,4 +78,4 @@ def test_a_table_ends_with_the_fastest_algorithm(measured, capsys):
 def test_rows_are_printed_as_json(measured, capsys):
     measured(as_json=True)
 
-    assert json.loads(capsys.readouterr().out)["algorithm"] == "ring"
+    assert [row["algorithm"] for row in json.loads(capsys.readouterr().out)] == ["ring"]

@@ -33,6 +33,8 @@ def test_an_unknown_verb_is_one_line_with_a_suggestion(capsys):
         (["train.py"], ["samestep run train.py"]),
         (["-n", "2", "train.py"], ["samestep run train.py"]),
         (["train", "train.py"], ["samestep run train.py", "digits"]),
+        (["runn", "-n", "2", "train.py"], ["'run'"]),
+        (["launch", "-n", "2", "train.py"], ["'launch'", "samestep run train.py"]),
         (["submit", "train.py"], ["'train.py'", "slurm, kubernetes"]),
         (["submit", "-n", "2", "train.py"], ["-n", "slurm, kubernetes"]),
         (["lab", "nosuch"], ["'nosuch'", "hello"]),
@@ -47,6 +49,21 @@ def test_words_without_their_command_are_answered_with_the_command(
     assert run_command(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert [name for name in names if name not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["help"], ["--help"]),
+        (["help", "run"], ["run", "--help"]),
+        (["help", "submit", "slurm"], ["submit", "slurm", "--help"]),
+        (["-V"], ["--version"]),
+    ],
+)
+def test_help_and_version_have_two_names(capsys, words, same):
+    assert run_command(words) == run_command(same) == 0
+    text = capsys.readouterr().out
+    assert text[: len(text) // 2] == text[len(text) // 2 :]
 
 
 def test_the_help_of_an_interpreter_without_docstrings_is_the_same():

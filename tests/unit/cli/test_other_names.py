@@ -72,7 +72,6 @@ def test_the_common_options_exist():
         (["submit", "slurm", "--module", "gcc", "a.py"], "--load-module"),
         (["report", "--out", "x", "y"], "--page"),
         (["bench", "step", "--timeout", "4"], "--hang-timeout"),
-        (["verify", "a.py", "--seed", "4"], " -- --seed"),
     ],
 )
 def test_an_option_that_a_verb_does_not_have_is_refused_with_an_alternative(capsys, command, named):

@@ -16,4 +16,4 @@ def test_help_names_every_choice_of_a_setting(kind):
     flags = inspect.signature(train).parameters
     for one in fields(kind):
         _, option = get_args(flags[one.name].annotation)
-        assert set(one.metadata["choices"]) <= set(re.findall(r"[\w-]+", option.help)), option.help
+        assert set(one.metadata["choices"]) <= set(re.findall(r"[\w-]+", f"{option.metavar} {option.help}"))

@@ -27,9 +27,9 @@ def refused(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["-n", "2"], "samestep run -n 2 train.py"),
-        (["--num_processes", "2"], "samestep run --num_processes 2 train.py"),
-        (["--x", "--nproc_per_node=2", "y"], "samestep run --nproc_per_node=2 train.py --x y"),
+        (["-n", "2"], "samestep run -n 2 --dry-run train.py"),
+        (["--num_processes", "2"], "samestep run --num_processes 2 --dry-run train.py"),
+        (["--x", "--nproc_per_node=2", "y"], "samestep run --nproc_per_node=2 --dry-run train.py --x y"),
     ],
 )
 def test_a_number_of_workers_after_the_script_is_refused_with_the_right_command(refused, arguments, meant):
@@ -69,11 +69,11 @@ def test_oversubscription_is_reported_with_the_largest_number_of_workers(monkeyp
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("run --dry-run -n 100 train.py", 0),
-        ("run --dry-run -n 101 train.py", 2),
-        ("run --dry-run -n 101 --no-python true", 0),
-        ("verify -n 1,101 train.py", 2),
-        ("bench all-reduce -n 101", 2),
+        ("run --oversubscribe --dry-run -n 100 train.py", 0),
+        ("run --oversubscribe --dry-run -n 101 train.py", 2),
+        ("run --oversubscribe --dry-run -n 101 --no-python true", 0),
+        ("verify --oversubscribe -n 1,101 train.py", 2),
+        ("bench all-reduce --oversubscribe -n 101", 2),
     ],
 )
 def test_workers_that_exceed_the_memory_are_refused(monkeypatch, tmp_path, capsys, command, code):

@@ -302,7 +302,7 @@ def test_a_result_that_cannot_be_printed_is_a_warning(tmp_path, capsys, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(verb, "json_line", full)
-    monkeypatch.setattr(verb, "_discard_output", lambda: None)
+    monkeypatch.setattr(verb, "discard_output", lambda: None)
 
     verb._report(RESULT, tmp_path, Output(figures=None, as_json=True))
 

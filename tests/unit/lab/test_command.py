@@ -11,25 +11,29 @@ from samestep.cli import main
 from samestep.cli.main import run_command
 from samestep.report.charts import Bar, BarChart
 from samestep.report.drawing import color
+from samestep_lab.exercises.starters import EXERCISES
 from samestep_lab.experiments import text, training_runs
 from samestep_lab.experiments.experiment import Outcome, Table, interval_text, mean_and_half
 from samestep_lab.experiments.registry import EXPERIMENTS
 
 
-def test_every_experiment_is_listed_with_its_question(capsys):
+def test_every_experiment_and_exercise_is_listed(capsys):
     assert run_command(["lab"]) == 0
 
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [
-        [name, one.question] for name, one in EXPERIMENTS.items()
-    ]
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    listed = [[name, experiment.question] for name, experiment in EXPERIMENTS.items()]
+    listed += [[name, exercise.summary] for name, exercise in EXERCISES.items()]
+    assert [line for line in lines if line and line[0] in {*EXPERIMENTS, *EXERCISES}] == listed
 
 
-def test_the_list_of_experiments_is_json(capsys):
+def test_the_lists_are_json(capsys):
     assert run_command(["lab", "--json"]) == 0
 
-    found = json.loads(capsys.readouterr().out)["experiments"]
-    assert found == [{"name": name, "question": one.question} for name, one in EXPERIMENTS.items()]
+    lists = json.loads(capsys.readouterr().out)
+    assert lists == {
+        "experiments": [{"name": name, "question": each.question} for name, each in EXPERIMENTS.items()],
+        "exercises": [{"name": name, "summary": each.summary} for name, each in EXERCISES.items()],
+    }
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from samestep.training.recipes.resolve import LR_SCALES, batch_per_worker
+from samestep.training.recipes.request import LR_SCALES
+from samestep.training.recipes.resolve import batch_per_worker
 from samestep.training.settings import Settings
 from samestep_lab.experiments.experiment import Outcome, Setup, Table, difference_text, interval_text
 from samestep_lab.experiments.training_runs import SUBSET, image_sets, train_each

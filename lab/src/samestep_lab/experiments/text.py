@@ -1,5 +1,6 @@
 """Formats experiments: the list, the result of one as text, and as a page."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from samestep.base.units import counted
@@ -11,8 +12,13 @@ from samestep_lab.experiments.registry import EXPERIMENTS
 
 def listing() -> str:
     """Return the experiments with their questions, a line each."""
+    return in_columns((experiment["name"], experiment["question"]) for experiment in listed())
+
+
+def in_columns(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names with a text each, in lines of two columns."""
     width = max(map(len, EXPERIMENTS)) + 2
-    return "\n".join(f"{experiment['name']:{width}}{experiment['question']}" for experiment in listed())
+    return "\n".join(f"{name:{width}}{text}" for name, text in rows)
 
 
 def listed() -> list[dict[str, str]]:

@@ -269,6 +269,24 @@ def memory_bytes() -> int:
     return total if limit is None else min(total, int(limit.value))
 
 
+MOST_PER_CORE = 16
+"""Workers per core that start without ``--oversubscribe``; more are probably a typing error."""
+
+
+def refuse_beyond_cores(workers: int) -> None:
+    """Refuse many more workers than this host has cores, each of which waits for its turn in every step.
+
+    Raises:
+        UsageError: there are more than `MOST_PER_CORE` for each core.
+    """
+    usable = cpu_share().usable
+    if workers > MOST_PER_CORE * usable:
+        raise UsageError(
+            f"-n {workers} is more than {MOST_PER_CORE} workers per core ({counted(usable, 'usable core')}). "
+            f"Give -n {usable}, more nodes, or --oversubscribe to start them all the same."
+        )
+
+
 def refuse_beyond_memory(workers: int) -> None:
     """Refuse workers that this machine cannot hold: the system would kill other programs, too.
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import wraps
 from types import UnionType
@@ -17,6 +17,8 @@ from samestep.base.options import OF_COMMANDS, check_options, flag
 WORKERS_PANEL, CLOCK_PANEL = "Workers", "Step clock"
 TRAINING_PANEL, DATA_PANEL, RESULTS_PANEL = "Training", "Data", "Results"
 JOBS_PANEL = "Slurm jobs"
+_LONGEST_LIST = 24
+"""Characters of the longest list of choices that help shows in the place of a value, in one line."""
 _SHORT = ("-n", "-m")
 """Short names of options that are better known than the long ones."""
 
@@ -24,17 +26,40 @@ Result = TypeVar("Result")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-def option(metavar: str, about: str, panel: str = "", *names: str, **more: Any) -> Any:
+def option(
+    metavar: str, about: str, panel: str = "", *names: str, choices: Sequence[str] = (), **more: Any
+) -> Any:
     """Return the declaration of an option.
 
     Args:
-        metavar: the value in ``--help``; empty for the name of the type.
+        metavar: the value in ``--help``; empty for the choices if they are few, or the name of the type.
         about: the text in ``--help``.
         panel: the heading in ``--help``; empty for that of all options.
         names: the spellings; by default that of the parameter.
+        choices: the values that a shell completes, or a list of them with commas; the verb checks its value.
         more: further arguments of `typer.Option`.
     """
+    if choices:
+        listed = f"[{'|'.join(choices)}]"
+        metavar = metavar or (listed if len(listed) <= _LONGEST_LIST else "NAME")
+        if metavar != listed and not set(choices) <= set(re.findall(r"[\w-]+", about)):
+            about = f"{about} One of {', '.join(choices)}."
+        more["autocompletion"] = completing(choices)
     return typer.Option(*names, help=about, metavar=metavar or None, rich_help_panel=panel or None, **more)
+
+
+def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a function that completes a name, or the last one of several with commas.
+
+    >>> completing(["flat", "ddp"])("ddp,f")
+    ['ddp,flat']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
 
 
 def switch(about: str, panel: str, *names: str) -> Any:
@@ -165,14 +190,20 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 def _parameter(setting: Field[Any], kind: Any, *, defaults: bool) -> inspect.Parameter:
     about, panel, choices = (setting.metadata[key] for key in ("about", "panel", "choices"))
-    if not set(choices) <= set(re.findall(r"[\w-]+", about)):  # unless the text names them all
-        about = f"{about} One of {', '.join(choices)}."
     name = flag(setting.name)
     kind = _kind(kind)
     usual = f"{name}/--no-{name[2:]}" if kind is bool else name
     names = setting.metadata["names"] or [usual]
     hidden = setting.metadata["hidden"]
-    made = option(setting.metadata["metavar"], about, panel, *names, show_default=defaults, hidden=hidden)
+    made = option(
+        setting.metadata["metavar"],
+        about,
+        panel,
+        *names,
+        choices=choices,
+        show_default=defaults,
+        hidden=hidden,
+    )
     asked = list[str] if kind is list else kind
     return inspect.Parameter(
         setting.name,

@@ -12,8 +12,10 @@ from samestep.base import env
 from samestep.base.console import be_quiet, log
 from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
+from samestep.base.machine.description import MOST_PER_CORE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
+from samestep.launchers.processors import KINDS
 from samestep.observe.clock.clock_file import ClockOptions
 from samestep.submit.site_defaults import SIZE_PANEL
 
@@ -51,12 +53,23 @@ BIND = option(
     "",
     "core: cores of its own for each worker, near its GPU; numa: the NUMA node of those cores; none.",
     WORKERS_PANEL,
+    choices=KINDS,
 )
 HANG_TIMEOUT = option(
     "SECONDS",
     "End the run when a rank has waited this long for another one; 0 disables the check.",
     WORKERS_PANEL,
 )
+
+
+Oversubscribe = Annotated[
+    bool,
+    switch(
+        f"Allow more than {MOST_PER_CORE} workers per core; for scale, more than cores or GPUs.",
+        WORKERS_PANEL,
+        "--oversubscribe",
+    ),
+]
 
 
 def _export_secret(file: str) -> str:
@@ -92,6 +105,7 @@ class Workers:
     threads: Threads = None
     bind: Annotated[str, BIND] = "none"
     secret_file: SecretFile = ""
+    oversubscribe: Oversubscribe = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

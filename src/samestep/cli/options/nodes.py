@@ -49,7 +49,9 @@ class Rendezvous:
     node_rank: Annotated[int | None, option("", "Rank of this node, from 0.", _PANEL)] = None
     master_addr: Annotated[str, option("", "A host name or address of node 0.", _PANEL)] = ""
     master_port: Annotated[int | None, option("", "A free port on node 0.", _PANEL)] = None
-    rdzv_backend: Annotated[str, option("", "static (the flags above) or c10d.", _PANEL)] = ""
+    rdzv_backend: Annotated[
+        str, option("", "static (the flags above) or c10d.", _PANEL, choices=("static", "c10d"))
+    ] = ""
     rdzv_endpoint: Annotated[str, option("HOST:PORT", "The endpoint of a c10d rendezvous.", _PANEL)] = ""
     rdzv_id: Annotated[str, option("", "The run's id. Default: a random one.", _PANEL)] = ""
     rdzv_conf: Annotated[str, option("K=V,..", "Options of the rendezvous.", _PANEL)] = ""

@@ -6,12 +6,34 @@ from typing import Annotated
 
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
-from samestep.cli.options.declare import DATA_PANEL, RESULTS_PANEL, TRAINING_PANEL, option, switch
+from samestep.cli.options.declare import (
+    DATA_PANEL,
+    RESULTS_PANEL,
+    TRAINING_PANEL,
+    completing,
+    option,
+    switch,
+)
 from samestep.report.page import refuse_without_browser
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
+
+
+def data_sets(incomplete: str) -> list[str]:
+    """Return the names of data sets that begin with a text."""
+    from samestep.training.data.sets.registry import DATA_SETS  # imports torch
+
+    return completing(DATA_SETS)(incomplete)
+
+
 Data = Annotated[
-    str | None, option("NAME", "Another data set; samestep data list prints the names.", DATA_PANEL)
+    str | None,
+    option(
+        "NAME",
+        "Another data set; samestep data list prints the names.",
+        DATA_PANEL,
+        autocompletion=data_sets,
+    ),
 ]
 DataDir = Annotated[Path | None, option("DIR", "Folder of the data set.", DATA_PANEL)]
 MODEL = option("NAME", "convnet, resnet9, resnet18 ... resnet152.", TRAINING_PANEL)

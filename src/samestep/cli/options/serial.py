@@ -22,6 +22,7 @@ Mode = Annotated[
         "",
         "auto: detect the kind of script; autopilot: it is serial; native: start it as it is.",
         WORKERS_PANEL,
+        choices=_MODES,
     ),
 ]
 

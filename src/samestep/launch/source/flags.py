@@ -30,6 +30,7 @@ _DERIVING = (
     "draccus",
     "fire.Fire",
     "getopt",
+    "hydra.main",
     "jsonargparse",
     "lightning.pytorch.cli.LightningCLI",
     "plac.call",
@@ -44,6 +45,9 @@ _DERIVING = (
     "tyro",
 )
 """Calls that derive flags from names, or read them from a usage text."""
+
+_ADDING = ("add_argument", "add_option")
+"""Methods that define a flag; its name can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
     """
     literal: dict[str, Path] = {}
     uses: list[Evidence] = []
+    computed: list[Evidence] = []
     reads_argv = False
     packages = {script.parent.name}
     modules = list(user_modules(script, roots))
@@ -78,9 +83,17 @@ def flags_of(script: Path, *, roots: Sequence[Path]) -> Flags:
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _FLAGS.fullmatch(text):
                 literal |= dict.fromkeys(text.removesuffix("=").split("/"), file)
+            if isinstance(node, ast.Call) and _computes_flag(node):
+                computed.append(Evidence(file, node.lineno, ast.unparse(node.func)))
         uses += [Evidence(file, line, name) for name, line in used_names(nodes, Names(tree))]
-    parser = next((use for use in uses if _defines_flags(use.name, packages)), None)
+    parser = next((use for use in uses if _defines_flags(use.name, packages)), next(iter(computed), None))
     return Flags(literal, parser, reads_argv=reads_argv)
+
+
+def _computes_flag(call: ast.Call) -> bool:
+    """Return whether a call defines a flag whose name is not in the source."""
+    is_adding = isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING
+    return is_adding and any(not isinstance(name, ast.Constant) for name in call.args)
 
 
 def _defines_flags(name: str, packages: set[str]) -> bool:

@@ -136,8 +136,8 @@ def finish(
         except KeyboardInterrupt:
             if not outcomes and not continues:
                 _remove(trials)
-                log("interrupted before the first run had ended; nothing is kept.")
-                raise
+                message = "interrupted before the first run had ended; nothing is kept."
+                raise KeyboardInterrupt(message) from None
             ended = INTERRUPTED
         except OSError:  # messages cannot be printed, because the terminal is gone
             _store(collect_study(frame, trials, outcomes, command=command), request.folder)

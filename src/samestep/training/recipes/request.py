@@ -13,6 +13,13 @@ from samestep.base.options import flag
 from samestep.training.output.run_folder import RunFolder
 from samestep.training.settings import RunOptions, Settings
 
+LR_SCALES = ("none", "linear", "sqrt")
+"""The rules by which the learning rate depends on the number of workers.
+
+linear: Goyal et al., "Accurate, large minibatch SGD", 2017 (arXiv:1706.02677); sqrt: Krizhevsky, "One weird
+trick for parallelizing convolutional neural networks", 2014 (arXiv:1404.5997).
+"""
+
 RECIPE_KEYS: Mapping[str, Any] = {
     "recipe": str,
     "fast": bool,

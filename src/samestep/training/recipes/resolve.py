@@ -25,15 +25,8 @@ from samestep.training.networks import build
 from samestep.training.output.loggers import check_loggers
 from samestep.training.output.profile import steps_of
 from samestep.training.recipes.registry import find
-from samestep.training.recipes.request import Request, configuration, part_of
+from samestep.training.recipes.request import LR_SCALES, Request, configuration, part_of
 from samestep.training.settings import RunOptions, Settings
-
-LR_SCALES = ("none", "linear", "sqrt")
-"""The rules by which the learning rate depends on the number of workers.
-
-linear: Goyal et al., "Accurate, large minibatch SGD", 2017 (arXiv:1706.02677); sqrt: Krizhevsky, "One weird
-trick for parallelizing convolutional neural networks", 2014 (arXiv:1404.5997).
-"""
 
 _SOURCES = {"linear": "linear: Goyal et al., 2017", "sqrt": "square root: Krizhevsky, 2014"}
 

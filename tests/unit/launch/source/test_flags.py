@@ -23,6 +23,9 @@ DERIVED = {
     "docopt": "from docopt import docopt\ndocopt('Usage: train.py --seed=S')",
     "getopt": "import getopt, sys\ngetopt.getopt(sys.argv[1:], 's:', ['seed='])",
     "of a module": "import settings",
+    "hydra": "import hydra\n@hydra.main(config_path='conf')\ndef main(cfg): pass\nmain()",
+    "computed": "import argparse\nargparse.ArgumentParser().add_argument('--' + 'seed')",
+    "formatted": "import argparse\np = argparse.ArgumentParser()\n[p.add_argument(f'--{n}') for n in 'ab']",
 }
 NONE = {
     "nothing": "print('hello')",

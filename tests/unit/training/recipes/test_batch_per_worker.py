@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.training.recipes.resolve import LR_SCALES, batch_per_worker
+from samestep.training.recipes.request import LR_SCALES
+from samestep.training.recipes.resolve import batch_per_worker
 
 
 @pytest.mark.parametrize(("scale", "lr"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
