@@ -94,7 +94,6 @@ ScriptNote: TypeAlias = Literal[
     "draws-in-evaluation",
     "stale-buffers-in-evaluation",
     "saved-state-differs",
-    "accumulation-remainder",
 ]
 RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]

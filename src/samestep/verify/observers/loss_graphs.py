@@ -1,24 +1,16 @@
-"""Reads the graphs of losses: notes wrong arguments and divisors, and records by what a loss divides."""
+"""Reads the graphs of losses: notes wrong arguments of a loss, and records by what a loss divides."""
 
-import contextlib
-import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from math import prod
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from samestep.base.folders import PACKAGE
-from samestep.base.units import counted
-from samestep.ranks.hang.script_position import current_place, is_script
+from samestep.ranks.hang.script_position import current_place
 from samestep.verify.observers.check import Check, in_words
 from samestep.verify.trace import Note, Place
 
@@ -63,75 +55,6 @@ class LossArguments(Check):
         """See `Check.notes`."""
         for (code, place), text in self._texts.items():
             yield Note(code, f"The loss of the backward{in_words(place)} {text}", place)
-
-
-_BETWEEN = (PACKAGE, str(Path(torch.__file__).parent), contextlib.__file__)
-"""Folders and files of the calls between the script's backward and a check."""
-_LEAST_FULL = 2  # steps with as many backwards as their divisor, after which a step with fewer is noted
-
-
-class AccumulationRemainder(Check):
-    """Compares the divisor of each loss with the number of backwards of its step.
-
-    Only losses are compared that the script itself divides, by a constant, in one line.
-    """
-
-    def __init__(self) -> None:
-        self._window: list[tuple[Place | None, float]] = []
-        """Line and divisor of each backward since the last step; divisor 0 if there is none."""
-        self._full: Counter[tuple[Place | None, float]] = Counter()
-        self._short: dict[tuple[Place | None, float], list[int]] = {}
-        """Numbers of backwards of the steps with fewer than the divisor."""
-        self._optimizers: set[int] = set()
-
-    def before_backward(self, losses: Sequence[Tensor]) -> None:
-        """See `Check.before_backward`."""
-        root = losses[0].grad_fn if len(losses) == 1 else None
-        self._window.append((_place_of_backward(), 0.0 if root is None else _constant_divisor(root)))
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """See `Check.before_step`."""
-        self._optimizers.add(id(optimizer))
-        window, self._window = self._window, []
-        if len({*window}) == 1 and window[0][0] is not None:
-            divisor = window[0][1]
-            if len(window) == divisor > 1:
-                self._full[window[0]] += 1
-            elif len(window) < divisor:
-                self._short.setdefault(window[0], []).append(len(window))
-
-    def notes(self) -> Iterator[Note]:
-        """See `Check.notes`; several optimizers may step after different numbers of backwards."""
-        for (place, divisor), numbers in self._short.items():
-            if self._full[place, divisor] >= _LEAST_FULL and len(self._optimizers) == 1:
-                yield Note(
-                    "accumulation-remainder",
-                    f"The loss of the backward{in_words(place)} is divided by {divisor:g}, but "
-                    f"{counted(len(numbers), 'step')} had fewer backwards, such as {min(numbers)}: the "
-                    "gradients are too small. Divide by the number of batches of the step, or leave out the "
-                    "remainder.",
-                    place,
-                )
-
-
-def _place_of_backward() -> Place | None:
-    """Return the line of the script that starts the running backward; None if a library starts it."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as in `script_position`
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
-    if frame is None or not is_script(frame.f_code.co_filename):
-        return None
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _constant_divisor(root: Any) -> float:
-    """Return the number by which a loss, which is no sum, was divided last; 0 without one."""
-    node = root.next_functions[0][0] if root.name() == "MulBackward0" else root  # GradScaler.scale
-    if node is None or node.name() != "DivBackward0":
-        return 0.0
-    before = node.next_functions[0][0]
-    is_sum = before is None or before.name().startswith("AddBackward")
-    return 0.0 if is_sum else next(_divisor(node), 0.0)
 
 
 def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

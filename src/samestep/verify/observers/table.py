@@ -13,7 +13,7 @@ from samestep.verify.observers.evaluation_mode import EvaluationModeKept, Traini
 from samestep.verify.observers.evaluation_values import DropoutInEvaluation, SpectralNormNotBegun
 from samestep.verify.observers.gradient_coverage import GradientCoverage
 from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
-from samestep.verify.observers.loss_graphs import AccumulationRemainder, LossArguments
+from samestep.verify.observers.loss_graphs import LossArguments
 from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
 from samestep.verify.observers.saved_states import SavedStateDiffers
 from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
@@ -34,7 +34,6 @@ CHECKS: Sequence[Callable[[], Check]] = (
     DropoutInEvaluation,
     SpectralNormNotBegun,
     SavedStateDiffers,
-    AccumulationRemainder,
 )
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)

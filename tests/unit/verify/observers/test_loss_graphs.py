@@ -67,47 +67,6 @@ def test_one_output_for_several_targets_has_no_note(noted):
     assert noted(lambda: train(lambda out: F.mse_loss(out, torch.randn(6, 3)), 1)) == []
 
 
-def accumulate(loss, *, batches=10, accumulation=4, epochs=2, drops=False, starts=1):
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        for batch in range(starts, batches + starts):
-            is_last = batch == batches + starts - 1 and not drops
-            remainder = batches % accumulation
-            count = remainder if batch > batches - remainder else accumulation
-            loss(F.cross_entropy(model(X), Y), count).backward()
-            if batch % accumulation == 0 or is_last:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-SHORT = {
-    "remainder": lambda: accumulate(lambda loss, _: loss / 4),
-    "remainder, scaled": lambda: accumulate(lambda loss, _: loss / 4 * 1.0),
-    "remainder of a few": lambda: accumulate(lambda loss, _: loss / 2, batches=5, accumulation=2),
-    "first step too early": lambda: accumulate(lambda loss, _: loss / 4, starts=4, batches=8),
-}
-WHOLE = {
-    "own divisor": lambda: accumulate(lambda loss, count: loss / count),
-    "no remainder": lambda: accumulate(lambda loss, _: loss / 4, batches=8),
-    "dropped remainder": lambda: accumulate(lambda loss, _: loss / 4, drops=True),
-    "no divisor": lambda: accumulate(lambda loss, _: loss),
-    "another divisor": lambda: accumulate(lambda loss, _: loss / 3),
-    "mean of two losses": lambda: accumulate(lambda loss, _: (loss + loss**2) / 2, batches=5, accumulation=2),
-}
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_a_step_with_fewer_backwards_than_the_divisor_is_noted(noted, name):
-    assert noted(SHORT[name]) == ["accumulation-remainder"]
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_other_accumulations_have_no_note(noted, name):
-    assert noted(WHOLE[name]) == []
-
-
 LABELS = torch.tensor([1, 2, -100, 3, -100, 0])
 COUNTED = LABELS != -100
 
