@@ -55,11 +55,11 @@ class SavedStateDiffers(Check):
         model = call.module
         if model not in self._at_first:
             self._at_first[model] = _checksums(_named(model, is_frozen=True))
-        called = {id(parameter) for parameter in model.parameters()}
         for loaded, state in list(self._loaded.items()):
-            present = _named(loaded, is_frozen=True)
+            called = {id(parameter) for parameter in model.parameters()}
             if not called.isdisjoint(map(id, loaded.parameters())):
                 del self._loaded[loaded]
+                present = _named(loaded, is_frozen=True)
                 others = [
                     name
                     for name, before in state.frozen.items()

@@ -46,12 +46,17 @@ class _Updates:
         if overflow is not None and not is_zero(overflow):
             return False
         return any(
-            float(group.get("lr", 0.0)) * magnitude(parameter.grad)
-            > _ROUNDINGS * torch.finfo(parameter.dtype).eps * magnitude(parameter)
+            float(group.get("lr", 0.0)) * magnitude(parameter.grad) > _smallest_update(parameter)
             for group in self.optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad and parameter.dtype.is_floating_point
         )
+
+
+def _smallest_update(parameter: Tensor) -> float:
+    """Return an update that changes some value of a parameter for certain."""
+    numbers = torch.finfo(parameter.dtype)
+    return max(_ROUNDINGS * numbers.eps * magnitude(parameter), numbers.smallest_normal)
 
 
 class UpdatesStop(Check):

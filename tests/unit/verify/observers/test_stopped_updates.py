@@ -80,6 +80,19 @@ def decays_to_rounding():
     train(model, optimizer, after=lambda step: schedule.step())
 
 
+def rounds_to_zero():
+    """Zeros of a half type do not change by an update below the smallest number of that type."""
+    body, bias = nn.Linear(4, 2).half(), nn.Parameter(torch.zeros(2).half())
+    optimizer = torch.optim.SGD([*body.parameters(), bias], lr=0.1)
+    body.register_parameter("second", bias)
+    for step in range(30):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 3 else 1e-9
+        optimizer.zero_grad()
+        outputs = body(X.half()).float()
+        (outputs + (bias if step >= 3 else 0.0)).mean().backward()
+        optimizer.step()
+
+
 def converges():
     model, optimizer = made(40, lr=0.9)
     train(model, optimizer, steps=40, loss=lambda out: (out[:1] - 1).square().sum() / 8)
@@ -133,6 +146,7 @@ def two_phases():
         in_some_steps,
         decays_to_zero,
         decays_to_rounding,
+        rounds_to_zero,
         converges,
         clamped,
         without_gradients,
