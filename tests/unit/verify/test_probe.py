@@ -164,7 +164,7 @@ def of_batches(kind, **options):
 
 @pytest.mark.parametrize("kind", [ReadAtOnce, ReadAtFirstBatch])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_epochs_whose_order_is_read_at_once_are_counted(watch, kind, workers):
+def test_epochs_with_an_order_read_at_once_are_counted(watch, kind, workers):
     def script():
         training = of_batches(kind, num_workers=workers)
         for _ in range(3):
@@ -174,7 +174,7 @@ def test_epochs_whose_order_is_read_at_once_are_counted(watch, kind, workers):
 
 
 @pytest.mark.parametrize("kind", [ReadAtOnce, ReadAtFirstBatch])
-def test_evaluations_whose_order_is_read_at_once_repeat_no_epoch(watch, kind):
+def test_evaluations_with_an_order_read_at_once_repeat_no_epoch(watch, kind):
     def script():
         training, other = Training(), of_batches(kind)
         for epoch in range(3):

@@ -60,13 +60,13 @@ class SavedStateDiffers(Check):
             if not called.isdisjoint(map(id, loaded.parameters())):
                 del self._loaded[loaded]
                 present = _named(loaded, is_frozen=True)
-                others = [
+                changed = [
                     name
                     for name, before in state.frozen.items()
                     if name in present and checksum(present[name]) != before
                 ]
-                if others:
-                    self._missing.setdefault(state.place, others)
+                if changed:
+                    self._missing.setdefault(state.place, changed)
 
     def _save(self, original: Callable[..., Any], content: Any, *args: Any, **kwargs: Any) -> Any:
         for state in dicts(content):
