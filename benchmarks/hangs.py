@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python benchmarks/hangs.py [--hang-timeout 5] [--timeout 20] [NAME ...]
 
-Runs each script of ``tests/gallery_hangs`` by each of the three, and prints a table for
-``docs/guide/hangs.md``: the seconds until the command has ended, and which of the rank at fault, the
+Runs each script of ``tests/gallery_hangs`` by each of the three, and prints a table, whose sums
+``docs/guide/hangs.md`` has: the seconds until the command has ended, and which of the rank at fault, the
 collective and the line its report names rightly. Of torchrun's output, the report is what it prints last, the
 "root cause", and the last line of the script in the tracebacks of that rank. It prints no collective, except
 in the names of functions in a traceback, which count. The time out of torch's process groups is set to

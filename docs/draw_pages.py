@@ -1,6 +1,6 @@
 """Takes the pictures of samestep's pages that the documentation shows; needs Chromium.
 
-python docs/draw_pages.py NAME=PAGE.html ...    writes docs/images/NAME-1280.png, -1280-dark, -400, -400-dark
+python docs/draw_pages.py NAME=PAGE.html ...    writes docs/images/NAME-1280.png and NAME-1280-dark.png
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from PIL import Image, ImageChops
 from samestep.report.page import HEADLESS, browser
 
 IMAGES = Path(__file__).parent / "images"
-WIDTHS = (1280, 400)
+_WIDTH = 1280
 _MARGIN = 16  # pixels of background that are left below a page
 _HIGHEST = 8000
 _COLORS = 96
@@ -21,21 +21,20 @@ _COLORS = 96
 _DARK = "--blink-settings=preferredColorScheme=0"
 
 
-def screenshot(page: Path, width: int, *flags: str) -> Image.Image:
-    """Return a page as a window of `width` pixels shows it, to its end."""
+def screenshot(page: Path, *flags: str) -> Image.Image:
+    """Return a page as a window of 1280 pixels shows it, to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        # Chromium's windows are at least 500 pixels wide, its frames are not.
         frame = Path(folder) / "frame.html"
         frame.write_text(
             f'<body style="margin:0"><iframe src="{page.absolute().as_uri()}" '
-            f'style="border:0;width:{width}px;height:{_HIGHEST}px"></iframe>'
+            f'style="border:0;width:{_WIDTH}px;height:{_HIGHEST}px"></iframe>'
         )
         picture = Path(folder) / "page.png"
-        size = (f"--window-size={max(width, 500)},{_HIGHEST}", "--hide-scrollbars", f"--screenshot={picture}")
+        size = (f"--window-size={_WIDTH},{_HIGHEST}", "--hide-scrollbars", f"--screenshot={picture}")
         words = [browser(), *HEADLESS, f"--user-data-dir={folder}/profile", *size, *flags, frame.as_uri()]
         subprocess.run(words, check=True, capture_output=True)
         with Image.open(picture) as found:
-            return cropped(found.convert("RGB").crop((0, 0, width, _HIGHEST)))
+            return cropped(found.convert("RGB").crop((0, 0, _WIDTH, _HIGHEST)))
 
 
 def cropped(picture: Image.Image) -> Image.Image:
@@ -50,12 +49,11 @@ def main() -> None:
     """Take the pictures of the pages that the arguments name."""
     for argument in sys.argv[1:]:
         name, _, page = argument.partition("=")
-        for width in WIDTHS:
-            for suffix, flags in (("", ()), ("-dark", (_DARK,))):
-                picture = screenshot(Path(page), width, *flags)
-                path = IMAGES / f"{name}-{width}{suffix}.png"
-                picture.quantize(_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
-                sys.stdout.write(f"{path}: {picture.width} x {picture.height}\n")
+        for suffix, flags in (("", ()), ("-dark", (_DARK,))):
+            picture = screenshot(Path(page), *flags)
+            path = IMAGES / f"{name}-{_WIDTH}{suffix}.png"
+            picture.quantize(_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+            sys.stdout.write(f"{path}: {picture.width} x {picture.height}\n")
 
 
 if __name__ == "__main__":

@@ -6,37 +6,43 @@ python docs/list_commands.py --check    exits with 1 if the page is out of date
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
 
 from samestep.cli.main import PACKAGES, VERBS, application
+from samestep.training.settings import RunOptions, Settings
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 _HEAD = """# Command reference: all options
 
 `samestep VERB --help` prints the same in a terminal. `docs/list_commands.py` writes this page.
+`samestep train` also has an option for each [setting of a training](../guide/training.md#options).
 """
+_SETTINGS = {field.name for kind in (Settings, RunOptions) for field in fields(kind)}
+_SHARED = "Options of several commands"
 
 
-def commands() -> Iterator[tuple[str, str, list[Any]]]:
-    """Return each command with its summary and its visible parameters."""
+def commands() -> Iterator[tuple[str, str, list[str]]]:
+    """Return each command with its summary and the rows of its visible parameters."""
     for verb in (*VERBS, *PACKAGES):
         command: Any = get_command(application(verb)).commands[verb]  # type: ignore[attr-defined]
         below = getattr(command, "commands", {})
-        yield f"samestep {verb}", VERBS.get(verb, command.help), [] if below else _visible(command)
-        for name, one in below.items():
-            yield (
-                f"samestep {verb} {name}",
-                (one.help or one.short_help or "").split("\n\n")[0],
-                _visible(one),
-            )
+        hidden = _SETTINGS if verb == "train" else ()
+        yield verb, VERBS.get(verb, command.help), [] if below else _rows(command, hidden)
+        for name, part in below.items():
+            summary = (part.help or part.short_help or "").split("\n\n")[0]
+            yield f"{verb} {name}", summary, _rows(part)
 
 
-def _visible(command: Any) -> list[Any]:
-    return [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+def _rows(command: Any, hidden: Collection[str] = ()) -> list[str]:
+    shown = [one for one in command.params if one.name not in {"help", *hidden}]
+    visible = [one for one in shown if not getattr(one, "hidden", False)]
+    return list(map(_row, visible))
 
 
 def _row(one: Any) -> str:
@@ -50,14 +56,37 @@ def _row(one: Any) -> str:
     return f"| {names} | {about} |"
 
 
+def _shared_table(users: dict[str, list[str]]) -> str:
+    """Return the table of rows that several commands have: a verb stands for several commands below it."""
+    rows = []
+    for row, names in users.items():
+        verbs = [name.split()[0] for name in names]
+        shown = [verb if verbs.count(verb) > 1 else name for verb, name in zip(verbs, names, strict=True)]
+        if len(names) > 1:
+            rows.append(f"{row} {', '.join(dict.fromkeys(shown))} |")
+    return f"## {_SHARED}\n\n| option | meaning | commands |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
 def page() -> str:
-    """Return the page."""
-    parts = [_HEAD]
-    for name, summary, parameters in commands():
-        parts.append(f"## {name}\n\n{re.sub(chr(10), ' ', summary).strip()}\n")
-        if parameters:
-            rows = "\n".join(map(_row, parameters))
-            parts.append(f"| option | meaning |\n|---|---|\n{rows}\n")
+    """Return the page: each option once, and of commands without options of their own the names."""
+    listed = list(commands())
+    users: dict[str, list[str]] = {}
+    for name, _, rows in listed:
+        for row in rows:
+            users.setdefault(row, []).append(name)
+    parts = [_HEAD, _shared_table(users)]
+    for verb, verbs_commands in groupby(listed, lambda command: command[0].split()[0]):
+        without = []
+        for name, summary, rows in verbs_commands:
+            own = [row for row in rows if len(users[row]) == 1]
+            if own or name == verb:
+                parts.append(f"## samestep {name}\n\n{re.sub(chr(10), ' ', summary).strip()}\n")
+            else:
+                without.append(f"`{name.split()[1]}`")
+            if own:
+                parts.append("| option | meaning |\n|---|---|\n" + "\n".join(own) + "\n")
+        if without:
+            parts.append(f"`samestep {verb}` also has {', '.join(without)}.\n")
     return "\n".join(parts)
 
 

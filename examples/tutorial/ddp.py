@@ -48,7 +48,7 @@ def train(options: argparse.Namespace, place: Place, device: torch.device, epoch
 
     train_set, test_set = data_sets(options, "mnist")
     # >>> step 3: the data
-    # --batch-size stays the size of the global batch: each worker loads its share of every batch.
+    # --batch-size stays the size of the global batch: each worker loads its shard of every batch.
     batch_size = batch_share(options, place.world_size)
     sampler = DistributedSampler(train_set, place.world_size, place.rank, seed=SEED, drop_last=True)
     # Rank r tests the samples r, r + size, ...: all of them once, without the copies that a

@@ -42,11 +42,9 @@ def main() -> None:
         parser.error(f"-n is {options.nodes} and -g is {options.workers}; give at least 1 of each")
     if not 0 <= options.node_rank < options.nodes:
         parser.error(f"-nr is {options.node_rank}; give 0 to {options.nodes - 1}")
-    # >>> address
     if options.nodes == 1:  # several nodes have to agree on these; one node can take any free port
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", str(free_port()))
-    # <<<
     # >>> spawn
     try:
         mp.spawn(worker, nprocs=options.workers, args=(options,))

@@ -36,13 +36,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, weight_decay=0.01)
 
         train_set, test_set = data_sets(options, "cifar10")
-        # >>> sampler
         share = batch_share(options, place.world_size)
         self.sampler = DistributedSampler(train_set, place.world_size, place.rank, seed=SEED, drop_last=True)
         self.train_loader = DataLoader(train_set, share, sampler=self.sampler, drop_last=True)
         test_part = Subset(test_set, range(place.rank, len(test_set), place.world_size))  # no sample twice
         self.test_loader = DataLoader(test_part, share)
-        # <<<
         self.test_count = len(test_set)
         self.samples_seen = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -64,9 +62,7 @@ class Trainer:
         self.timed("backward", loss.backward)
         self.timed("communication", self.average_gradients)
         self.timed("optimizer", self.optimizer.step)
-        # >>> samples seen
         self.samples_seen += len(images) * self.place.world_size  # by all ranks: the x axis of every curve
-        # <<<
         return loss.detach()
 
     def average_gradients(self) -> None:
@@ -90,7 +86,6 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> int:
         """Return how many of all test samples the model classifies right."""
-        # >>> evaluation
         for buffer in self.model.buffers():  # batch norm's differ by now: each rank has seen its own samples
             dist.broadcast(buffer, src=0)
         self.model.eval()
@@ -98,7 +93,6 @@ class Trainer:
         for images, labels in self.test_loader:
             right += (self.model(images.to(self.device)).argmax(1) == labels.to(self.device)).sum()
         dist.all_reduce(right)
-        # <<<
         return int(right)
 
     def show_progress(self, done: int) -> None:

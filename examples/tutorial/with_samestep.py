@@ -60,7 +60,7 @@ def train_epoch(
         loss = F.cross_entropy(model(images.to(world.device)), labels.to(world.device))
         optimizer.zero_grad()
         # >>> step 3: the data
-        (loss * loader.weight).backward()  # shares of a batch can be uneven
+        (loss * loader.weight).backward()  # shards of a batch can be uneven
         # <<<
         optimizer.step()
         loss_sum += loss.detach() * loader.weight

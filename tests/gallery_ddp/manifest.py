@@ -75,6 +75,7 @@ SCRIPTS = [
     Script("steps_differ.py", DIFFERENT, "steps-differ"),
     Script("sum_not_mean.py", DIFFERENT, "sum-not-mean"),
     Script("teachers_differ.py", DIFFERENT, "buffers-differ-at-start"),
+    Script("weight_decay_times_n.py", DIFFERENT, "weight-decay-times-n"),
     Script("unseeded_data.py", INCONCLUSIVE, "unseeded-data"),
     Script("unseeded_order.py", INCONCLUSIVE, "unseeded-data"),
     Script("unseeded_shards.py", DIFFERENT, "overlapping-shards"),

@@ -55,7 +55,8 @@ def command(case: Case, variant: str) -> list[str]:
     options = [option.replace("{folder}", str(case.path.parent)) for option in case.options]
     if case.command == "run":
         return ["run", "-n", "2", *options, str(case.path), variant]
-    return ["verify", "--json", "-n", "1,2", *options, str(case.path), "--", variant]
+    workers = [] if "-n" in options else ["-n", "1,2"]
+    return ["verify", "--json", *workers, *options, str(case.path), "--", variant]
 
 
 def _ended(arguments: list[str]) -> tuple[int, str, str]:

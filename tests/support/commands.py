@@ -12,17 +12,16 @@ from pathlib import Path
 
 import psutil
 
+from samestep.launchers.registry import RANK_VARIABLES
+
 DEADLINE_S = 60.0
 
 _LAUNCHERS = (
+    *RANK_VARIABLES,
     "SLURM",
     "OMPI_",
     "PMI",
-    "TORCHELASTIC",
-    "MASTER_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
+    "FLUX_",
     "OMP_NUM",
     "SAMESTEP_RUN",
     "SAMESTEP_THREADS",

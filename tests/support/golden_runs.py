@@ -35,6 +35,7 @@ def trained(*, steps=6, shapes=SHAPES, change=0.0, weights=0.0, workers=1, **fac
                     losses=[1 / (1 + index)],
                     divisors=[12.0 / workers],
                     learning_rates=[0.1],
+                    weight_decays=[0.01],
                     gradient=gradient.tolist(),
                     gradient_norm=float(np.linalg.norm(gradient)),
                     before=weight.tolist(),

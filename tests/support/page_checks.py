@@ -1,4 +1,4 @@
-"""Collects the faults that Chromium finds in a page: by axe-core, and words broken or cut at its width."""
+"""Collects the faults that Chromium finds in a page: by axe-core, broken words, and tables that are cut."""
 
 import html
 import json
@@ -24,6 +24,8 @@ while (walker.nextNode()) {
 }
 const small = [...document.querySelectorAll('svg text')]
   .filter(one => one.getBoundingClientRect().height < 8).map(one => one.textContent);
+const cut = [...document.querySelectorAll('.wide')]
+  .filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent.slice(0, 100));
 """
 _CHECK = (
     "<script>"
@@ -34,7 +36,7 @@ axe.run(document, {iframes: false}).then(result => {
     faults: result.violations.filter(one => ['serious', 'critical'].includes(one.impact))
       .map(one => one.id + ': ' + one.nodes.map(node => node.html).join(' | ').slice(0, 300)),
     passes: result.passes.map(one => one.id),
-    broken, small, width: innerWidth, wide: document.documentElement.scrollWidth,
+    broken, small, cut, width: innerWidth, wide: document.documentElement.scrollWidth,
   };
   const place = document.createElement('pre');
   place.id = 'found';

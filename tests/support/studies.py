@@ -1,6 +1,8 @@
 """Makes scaling studies for tests from a simple model of a step on N workers."""
 
-from samestep.scaling.analysis.study import PHASES, Point, Rank, Span, Study
+from pathlib import Path
+
+from samestep.scaling.analysis.study import PHASES, Point, Rank, Span, Study, read_study
 from samestep.scaling.analysis.verdict import conclude
 
 BATCH = 256
@@ -99,6 +101,11 @@ def study(*, workers=(1, 2, 4, 8), modes=("strong",), variants=("",), bar=0.7, s
         "points": tuple(points),
     }
     return conclude(Study(**(told | more)), bar)
+
+
+def two_cores():
+    """Return a study with one process on both cores of two workers, without a verdict: that of the guide."""
+    return read_study(Path(__file__).with_name("two_cores_study.json"))
 
 
 def _spans(step):

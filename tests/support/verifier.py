@@ -93,7 +93,7 @@ def report_on(
     from samestep.verify.script_runs import ScriptRuns
 
     def runnable(path, mode):
-        return verify._Runnable(Program(target=str(path), args=tuple(arguments)), mode)
+        return verify._runnable(Program(target=str(path), args=tuple(arguments)), mode)
 
     scratch = Path(tempfile.mkdtemp(prefix="samestep-verifier-"))
     runs = ScriptRuns(

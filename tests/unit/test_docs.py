@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.main import get_command
 
 import samestep
 from samestep import errors
@@ -16,7 +15,7 @@ from samestep.base.place import Place
 from samestep.base.record import provenance
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
-from samestep.cli.main import PACKAGES, VERBS, application
+from samestep.cli.main import PACKAGES, VERBS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.clock.cpu_contention import ContentionEstimator
@@ -30,7 +29,7 @@ from samestep.training.output.run_folder import Result
 from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
-from samestep.training.settings import SMALL_SHARE, RunOptions, Settings
+from samestep.training.settings import SMALL_SHARE, Settings
 from samestep_lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -139,18 +138,6 @@ def test_every_key_of_the_configuration_is_described():
     assert keys == list(RECIPE_KEYS)
 
 
-def settings_table(kind):
-    """Return the lines of the table of a dataclass's settings, with their descriptions."""
-    lines = ["| option | meaning | default |", "|---|---|---|"]
-    for one in dataclasses.fields(kind):
-        about, choices = one.metadata["about"].removesuffix("."), one.metadata["choices"]
-        meaning = about + (": " + ", ".join(f"`{choice}`" for choice in choices) if choices else "")
-        unset = one.default is dataclasses.MISSING or one.default in (None, (), "")
-        default = "" if unset else str(one.default).lower() if isinstance(one.default, bool) else one.default
-        lines.append(f"| `{flag(one.name)}` | {meaning} | {default} |")
-    return lines
-
-
 def recipes_table():
     """Return the lines of the table of recipes: a row for each setting in which they differ."""
     recipes = [book[name] for name in RECIPES for book in (RECIPES, FAST) if name in book]
@@ -160,11 +147,6 @@ def recipes_table():
         if len(set(values)) > 1:
             rows[f"`{flag(one.name)}`"] = [str(v).lower() if isinstance(v, bool) else v for v in values]
     return [f"| {name} | " + " | ".join(str(value) for value in row) + " |" for name, row in rows.items()]
-
-
-@pytest.mark.parametrize("kind", [Settings, RunOptions])
-def test_every_option_has_its_description_in_the_guide(kind):
-    assert "\n".join(settings_table(kind)) in (DOCS / "guide" / "training.md").read_text()
 
 
 def test_the_settings_of_the_recipes_are_described():
@@ -211,16 +193,6 @@ def test_the_parts_of_a_field_of_a_study_are_described(heading, name, fields):
     (row,) = (row for row in cells(section("reference/scaling.md", heading)) if row[0] == f"`{name}`")
 
     assert sorted(re.findall(r"`(\w+)`", row[2])) == sorted(fields)
-
-
-def test_every_flag_of_scale_is_in_its_guide_or_in_that_of_jobs():
-    text = "".join((DOCS / "guide" / page).read_text() for page in ("scaling.md", "submit.md"))
-    flags = {max(one.opts, key=len) for one in get_command(application("scale")).commands["scale"].params}
-    names = {name.removeprefix("--") for name in flags if name.startswith("--")}
-
-    for name in names - {"json", "module", "help"}:
-        assert re.search(f"`(--)?{name}\\b", text), name
-    assert "| `-m` |" in text
 
 
 def test_the_synchronizers_are_described():

@@ -8,13 +8,11 @@
 #SBATCH --time=00:10:00       # Slurm ends the job after this time
 set -euo pipefail
 
-# >>> modules
 # First an empty environment: modules that the login shell has loaded would otherwise come along.
 if [[ -n "${MODULES:-}" ]]; then
     module purge
     module load $MODULES
 fi
-# <<<
 
 # >>> address
 # The ranks find each other on the first node of the job. The port depends on the job, so that two jobs

@@ -130,15 +130,16 @@ def verify(
             raise UsageError(f"{flag} is {number}; give at least 1.")
     rerun_once_in_allocation()
     _refuse_several_tasks(detect_task(env.snapshot()))
-    script = _Runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
-    serial = (
-        None if against is None else _Runnable(launch.program(str(against), arguments or (), module=False))
-    )
+    script = _runnable(launch.program(target, arguments or (), module=module), checked_mode(mode))
+    serial = None
+    if against is not None:
+        serial = _runnable(launch.program(str(against), arguments or (), module=False))
+    resume_arguments = _words("--resume-with", resume_with)
     with _runs(max(sizes), hang_timeout=hang_timeout, options=Options(**settings)) as runs:
         if save is not None:
             report = _saved(save, script, sizes[0], runs, steps)
         elif resume_at is not None:
-            report = _resumed(script, sizes, runs, resume_at, shlex.split(resume_with), end_by)
+            report = _resumed(script, sizes, runs, resume_at, resume_arguments, end_by)
         elif reference is not None:
             report = _compared(reference, script, sizes[0], runs)
         else:
@@ -156,22 +157,35 @@ def verified(script: Path, against: Path, sizes: Sequence[int], *, hang_timeout:
     Raises:
         UsageError: one of them is no script, or the other one fails on one worker.
     """
-    compared, serial = (_Runnable(launch.program(str(path), module=False)) for path in (script, against))
+    compared, serial = (_runnable(launch.program(str(path), module=False)) for path in (script, against))
     with _runs(max(sizes), hang_timeout=hang_timeout, options=DEFAULTS) as runs:
         return _verified(compared, serial, sizes, runs, steps=None)
 
 
 class _Runnable(NamedTuple):
-    """A program, and the mode in which the user wants it to run."""
+    """A program and its kind, before torch is imported."""
 
     program: Program
-    mode: str = "auto"
+    kind: Any
 
     def script(self) -> Any:
-        """Return the script with its kind."""
+        """Return the script."""
         from samestep.verify.script_runs import Script
 
-        return Script(program=self.program, kind=_kind(self.program, self.mode))
+        return Script(program=self.program, kind=self.kind)
+
+
+def _runnable(program: Program, mode: str = "auto") -> _Runnable:
+    """Return a program with the kind that it has in a mode."""
+    return _Runnable(program, _kind(program, mode))
+
+
+def _words(flag: str, text: str) -> list[str]:
+    """Return the words of a text as a shell would."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r} cannot be split into words: {str(error).lower()}.") from None
 
 
 @contextmanager
@@ -220,7 +234,10 @@ def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | Non
     if golden is None:
         inform(f"{file} is not written, because no other run could be compared with this one.")
         return report
-    write_golden(file, golden)
+    try:
+        write_golden(file, golden)
+    except OSError as error:
+        raise UsageError(f"--save {file} cannot be written: {error.strerror}.") from None
     inform(f"{file} has {counted(report.steps, 'step')} of {counted(size, 'worker')}.")
     return report
 

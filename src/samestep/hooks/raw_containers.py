@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache
+from operator import is_
 from types import MemberDescriptorType
 from typing import Any, TypeVar
 
@@ -108,6 +109,8 @@ def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     fields = {key[1:]: new[key] for key in of_fields}
     of_items = {key: part for key, part in new.items() if key not in of_fields}
     if base in (tuple, frozenset):
+        if not fields_of(container) and all(map(is_, elements(container), of_items.values())):
+            return container  # some classes make no second object, such as that of `sys.version_info`
         try:
             made = base.__new__(kind, [*of_items.values()])
         except TypeError:  # a class in C, such as that of the results of `torch.max`
@@ -197,11 +200,15 @@ def restore_fields(record: Any, fields: Mapping[str, Any]) -> None:
 
 @_cached
 def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    """Return the slots that the classes of Python code define, by their names."""
-    return tuple(
-        (name, slot)
-        for owner in kind.__mro__
+    """Return the slots that the classes of Python code define, by their names.
+
+    Of slots of one name, only that of the most derived class is read and written by the name.
+    """
+    slots = {
+        name: slot
+        for owner in reversed(kind.__mro__)
         if "__slots__" in vars(owner)
         for name, slot in vars(owner).items()
         if isinstance(slot, MemberDescriptorType)
-    )
+    }
+    return tuple(slots.items())

@@ -1,6 +1,10 @@
-"""Finds and replaces the tensors in a module's inputs and outputs: in tuples, dicts, dataclasses, objects."""
+"""Finds and replaces the tensors in a module's inputs and outputs: in tuples, dicts, dataclasses, objects.
 
-from collections import UserDict
+A batch is a tree: each path has a value, also one that another path has, since the structure is built again
+around other tensors. `samestep.hooks.object_graph` enters all that objects store instead, each once.
+"""
+
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import chain
@@ -27,6 +31,7 @@ _DEEPEST = 8
 """The depth to which structures are searched: objects may refer to each other."""
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 """Types without parts, which most arguments of a function have: searching them would be most of the work."""
+_CONTAINERS = (list, tuple, dict, OrderedDict)
 Path: TypeAlias = tuple[str | int, ...]
 """Path of a part in a structure: keys, indices and names from the outside in."""
 Change: TypeAlias = Callable[[Path, Tensor], Any]
@@ -45,6 +50,20 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
                 yield (*path, key), part
             elif not _is_atom(part):
                 yield from leaves(part, (*path, key))
+
+
+def parts_beside_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the parts of `value` that are neither tensors nor containers, with their paths.
+
+    A container at the depth to which structures are searched counts as a part.
+    """
+    is_searched = len(path) < _DEEPEST
+    parts = [*parts_of(value)] if is_searched else []
+    for key, part in parts:
+        yield from parts_beside_tensors(part, (*path, key))
+    is_container = base_of(value) in _CONTAINERS and not isinstance(value, PackedSequence)
+    if not (parts or isinstance(value, Tensor) or (is_container and is_searched)):
+        yield path, value
 
 
 def mapped(value: Any, change: Change, path: Path = ()) -> Any:
@@ -142,7 +161,7 @@ def _holds_tensors(part: Any, depth: int) -> bool:
     return depth > 0 and bool(_fields_with_tensors(first, depth - 1))
 
 
-def data_in(value: Any) -> list[Tensor]:
+def data_in(value: Any, depth: int = _DEEPEST) -> list[Tensor]:
     """Return the first tensor in `value` that is not computed from parameters: its rows are samples.
 
     In a list, return all such tensors of one type and number of dimensions: they may be one image each. A
@@ -152,7 +171,7 @@ def data_in(value: Any) -> list[Tensor]:
         value = value.data
     if isinstance(value, Tensor):
         return [value] if value.dim() and value.numel() and not value.requires_grad else []
-    nested = filter(None, (data_in(part) for _, part in parts_of(value)))
+    nested = filter(None, (data_in(part, depth - 1) for _, part in parts_of(value) if depth))
     first = next(nested, [])
     if not isinstance(value, list):
         return first

@@ -21,6 +21,7 @@ from samestep.launchers.hostlist import tasks_per_node
 from samestep.launchers.registry import (
     BY_NAME,
     ENVIRONMENT,
+    FIELDS,
     KUBERNETES,
     LAUNCHERS,
     SLURM,
@@ -29,7 +30,6 @@ from samestep.launchers.registry import (
     is_task_step,
 )
 
-FIELDS = ("rank", "size", "local_rank", "local_size", "node", "nodes")
 _PAIRS = (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes"))
 
 
@@ -147,6 +147,10 @@ def _locals(claim: Claim, known: Mapping[str, int], *, one_host: bool) -> tuple[
         return local_rank, local_size
     if size == 1 or known.get("nodes") == 1 or one_host:
         return (rank if local_rank is None else local_rank, local_size or size)
+    names_no_size = not (claim.launcher.local_size or claim.launcher.layout)
+    if names_no_size and local_rank is not None and "nodes" in known:
+        # Even shares, as far as this rank fits; join() corrects them from the host names.
+        return local_rank, max(ceil(size / known["nodes"]), local_rank + 1)
     if claim.launcher.silent_means_alone and local_rank is None and local_size is None:
         return 0, 1
     raise _half_set(claim, "local_rank" if local_rank is None else "local_size")

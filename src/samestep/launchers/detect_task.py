@@ -1,9 +1,9 @@
 """Detects the place of a task by more than its variables, and refuses a task that has lost its launcher's.
 
 If neither user nor launcher gives the host of rank 0 in an MPI job on several hosts, MPI's launcher is asked.
-Open MPI puts a list of the hosts it runs on into each rank's environment. MPICH's Hydra leaves an open
-descriptor for requests of the ranks: lines of ``cmd=NAME KEY=VALUE ...``, the wire protocol of PMI-1. Neither
-needs MPI itself.
+Open MPI puts a list of the hosts it runs on into each rank's environment. MPICH's Hydra and Flux leave an
+open descriptor for requests of the ranks: lines of ``cmd=NAME KEY=VALUE ...``, the wire protocol of PMI-1.
+None of them needs MPI itself.
 
 A task without its launcher, or its launcher's environment, would run as the only one and do all of the work:
 N silent duplicates that write the same files. A job's script and shell, which are single processes, are not
@@ -26,7 +26,7 @@ from samestep.base.polling import polls
 from samestep.base.units import whole
 from samestep.launchers.detect import UNLAUNCHED, Detected, detect, is_job_script
 from samestep.launchers.hostlist import MOST
-from samestep.launchers.registry import ENVIRONMENT, MPICH, OPEN_MPI
+from samestep.launchers.registry import BY_NAME, ENVIRONMENT, OPEN_MPI
 
 _PODS_ADVICE = (
     "Start it by torchrun, which reads them (`torchrun --no-python samestep run train.py`, or "
@@ -34,7 +34,17 @@ _PODS_ADVICE = (
     "--master-addr), or unset them for a single process."
 )
 _PODS_NAMES = ("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE")
-_STARTERS = ("slurmstepd", "orted", "prted", "mpirun", "mpiexec", "orterun", "prterun", "hydra_pmi_proxy")
+_STARTERS = (
+    "slurmstepd",
+    "orted",
+    "prted",
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "prterun",
+    "hydra_pmi_proxy",
+    "flux-shell",
+)
 """Programs whose children are ranks."""
 _LINGER_S = 2.0
 """Seconds that a process stays after it has found others like it, so that they find it as well."""
@@ -162,7 +172,7 @@ def _parents() -> list[Parent]:
 
 
 _ANSWER_S = 120.0
-"""Maximum seconds of an answer of Hydra's: it answers a barrier once all ranks have called it."""
+"""Maximum seconds of an answer by PMI-1: a barrier is answered once all ranks have called it."""
 _HOSTS = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,2}):([0-9,-]+)\])?([^,\[\]@]*)(?:,|$|@)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -176,14 +186,14 @@ def with_main_host(detected: Detected, env: Environment) -> Detected:
         # Ranks on mpirun's own host do not get the list; those on rank 0's host do not need it.
         host = gethostname() if place.rank == place.local_rank else ""
         return replace(detected, hosts=open_mpi_first(env) or host)
-    descriptor = integer(env, "PMI_FD")
-    if detected.launcher != MPICH.name or descriptor is None:
+    launcher, descriptor = BY_NAME.get(detected.launcher), integer(env, "PMI_FD")
+    if launcher is None or not launcher.serves_pmi1 or descriptor is None:
         return detected
     try:
         host, job = _exchanged(descriptor, is_main=place.is_main)
     except (OSError, ValueError):  # closed, or another protocol: a later error asks the user for the address
         return detected
-    return replace(detected, master_addr=host, job=job)
+    return replace(detected, master_addr=host, job=detected.job or job)
 
 
 def open_mpi_first(env: Environment) -> str | None:
@@ -210,9 +220,9 @@ def open_mpi_first(env: Environment) -> str | None:
     return names[beside] if beside in (0, 1) and beside < len(names) else None
 
 
-@cache  # Hydra closes the connection after `finalize`
+@cache  # the launcher closes the connection after `finalize`
 def _exchanged(descriptor: int, *, is_main: bool) -> tuple[str, str]:
-    """Return the host of rank 0 and Hydra's name for the job."""
+    """Return the host of rank 0 and the launcher's name for the job."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         raise OSError(f"{descriptor} is no socket")
     _ask(descriptor, "init pmi_version=1 pmi_subversion=1")

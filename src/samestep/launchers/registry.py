@@ -1,8 +1,10 @@
 """Lists the supported launchers as data: the variables of each, and their meaning.
 
 A launcher is one row. A new one needs a row here, the same row in ``docs/guide/environment.md``, and a
-recording in ``tests/support/recordings``. If `UNKNOWN` has its variables, they are removed there. No other
-code depends on the variables of a rank. ``CONTRIBUTING.md`` has an example.
+recording in ``tests/support/recordings``. If `UNKNOWN` has its variables, they are removed there. The
+prefixes of its variables are in `RANK_VARIABLES`, and in `samestep.launch.source.launcher_variables`, which
+reads the meanings of variables from the rows; a test compares both with the rows. ``CONTRIBUTING.md`` has an
+example.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +16,8 @@ Names: TypeAlias = tuple[str, ...]
 """Variables of the same meaning; the first one that is set counts."""
 
 
+FIELDS = ("rank", "size", "local_rank", "local_size", "node", "nodes")
+"""Fields of a row that name the variables of the same field of a `Place`."""
 _EXPORT_HINT = "export MASTER_ADDR=<host of rank 0> MASTER_PORT=29500"
 
 
@@ -36,6 +40,7 @@ class Launcher:
     also_sets: Names = ()  # launchers whose variables this one sets as well; they are not around it
     also_set_by: Names = ()  # launchers that set these variables besides more complete ones
     silent_means_alone: bool = False  # whether ranks without a local rank have a node each (as in pods)
+    serves_pmi1: bool = False  # whether it answers ranks by PMI-1, at the descriptor in PMI_FD
     parent_is_job: bool = False  # whether all ranks of a host descend from a process with no other job
     address_hint: str = _EXPORT_HINT  # command that passes the address of rank 0 to the ranks
 
@@ -93,6 +98,20 @@ INTEL_MPI = Launcher(
     address_hint=_HYDRA_HINT,
 )
 
+# Flux gives no number of ranks on a node; it sets the variables of PMI-1 as well, and answers its requests.
+FLUX = Launcher(
+    name="flux",
+    proof=(("FLUX_TASK_RANK",),),
+    rank=("FLUX_TASK_RANK",),
+    size=("FLUX_JOB_SIZE",),
+    local_rank=("FLUX_TASK_LOCAL_ID",),
+    nodes=("FLUX_JOB_NNODES",),
+    job=("FLUX_JOB_ID",),
+    also_sets=("mpich",),
+    serves_pmi1=True,
+    address_hint="flux run --env=MASTER_ADDR=<first host> --env=MASTER_PORT=29500 ...",
+)
+
 # MPICH's Hydra and its relatives; `srun --mpi=pmi2` sets the same variables.
 MPICH = Launcher(
     name="mpich",
@@ -102,6 +121,7 @@ MPICH = Launcher(
     local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
     local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     also_set_by=("slurm",),
+    serves_pmi1=True,
     parent_is_job=True,
     address_hint=_HYDRA_HINT,
 )
@@ -162,14 +182,13 @@ KUBERNETES = Launcher(
     silent_means_alone=True,
 )
 
-LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, MPICH, PMIX, SLURM, KUBERNETES, ENVIRONMENT)
+LAUNCHERS = (SAMESTEP, TORCHELASTIC, OPEN_MPI, INTEL_MPI, FLUX, MPICH, PMIX, SLURM, KUBERNETES, ENVIRONMENT)
 """Innermost first: of several that are found, the first started this process."""
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
 
 UNKNOWN = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("PALS_RANKID", ""),
 )
@@ -183,7 +202,7 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_", "SAMESTEP_RUN_ID"),
     *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "MV2_COMM_WORLD_"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_NTASKS", "SLURM_NPROCS"),
-    *("SLURM_TASKS_PER_NODE", "JOB_COMPLETION_INDEX"),
+    *("SLURM_TASKS_PER_NODE", "JOB_COMPLETION_INDEX", "FLUX_TASK_", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
 )
 """Prefixes of variables from which a script or a library infers that it is one of several ranks."""
 

@@ -67,16 +67,12 @@ def section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
-def table(rows: Iterable[Row], *, head: Row = (), right: Collection[int] = ()) -> str:
-    """Return a table of texts.
-
-    Args:
-        rows: cells of each row; numbers are right-aligned.
-        head: names of the columns.
-        right: columns whose texts are right-aligned as well.
-    """
+def table(rows: Iterable[Row], *, head: Sequence[str] = ()) -> str:
+    """Return a table; below a `head`, columns of numbers are right-aligned with their names."""
+    texts = [list(map(_cell_text, row)) for row in rows]
+    right = numeric_columns(texts) if head else ()
     top = f"<thead>{_row(head, 'th', right)}</thead>" if head else ""
-    body = "".join(_row(row, "td", right) for row in rows)
+    body = "".join(_row(row, "td", right) for row in texts)
     return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
@@ -94,26 +90,36 @@ def numeric_columns(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as lines, with right-aligned numeric columns."""
-    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    """Return a table as lines, with right-aligned numeric columns.
+
+    A name in `head` can have several lines.
+    """
+    names = [name.split("\n") for name in head]
+    height = max(map(len, names), default=1)
+    heads = list(zip(*([""] * (height - len(lines)) + lines for lines in names), strict=True))
+    widths = [max(len(row[k]) for row in (*heads, *rows)) for k in range(len(head))]
     right = numeric_columns(rows)
 
     def line(row: Sequence[str]) -> str:
         cells = enumerate(zip(row, widths, strict=True))
         return "  ".join(cell.rjust(width) if k in right else cell.ljust(width) for k, (cell, width) in cells)
 
-    return [line(row).rstrip() for row in (head, *rows)]
+    return [line(row).rstrip() for row in (*heads, *rows)]
 
 
-def _row(row: Row, kind: str, right: Collection[int]) -> str:
+def _row(row: Sequence[str], kind: str, right: Collection[int]) -> str:
     return f"<tr>{''.join(_cell(cell, kind, is_right=k in right) for k, cell in enumerate(row))}</tr>"
 
 
-def _cell(value: object, kind: str, *, is_right: bool) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value:,}" if isinstance(value, int) and number else f"{value:.4g}" if number else str(value)
+def _cell(text: str, kind: str, *, is_right: bool) -> str:
     scope = ' scope="col"' if kind == "th" else ""
-    return f"<{kind}{scope}{' class=n' if number or is_right else ''}>{unbroken_flags(escape(text))}</{kind}>"
+    return f"<{kind}{scope}{' class=n' if is_right else ''}>{unbroken_flags(escape(text))}</{kind}>"
+
+
+def _cell_text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _sheet(name: str) -> str:

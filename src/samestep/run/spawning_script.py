@@ -18,14 +18,12 @@ import signal
 import sys
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,6 +37,7 @@ from samestep.base.console import log
 from samestep.base.errors import UsageError
 from samestep.base.folders import PACKAGE
 from samestep.hooks import declarations
+from samestep.hooks.object_graph import Parts, stored_in, walk
 from samestep.hooks.registry import Hook, attached_all, wrapping
 from samestep.launch.local.child import Around, Report, ReportPipe, Start, Watch, as_it_is, seed_generators
 from samestep.launch.local.failure import Failure
@@ -111,20 +110,17 @@ def with_own_workers(run: Callable[[], Ending], how: SpawnedRuns) -> Ending:
         handle.remove()
 
 
-def _share_tensors(value: Any, depth: int = 0) -> None:
+def _share_tensors(arguments: Any) -> None:
     """Move the CPU tensors of a worker's arguments to shared memory, as torch does when it pickles them."""
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "cpu" and value.layout == torch.strided:
+    for _, value in walk([((0, ""), arguments)], _parts, depth=_DEPTH):
+        if isinstance(value, torch.nn.Module):
+            value.share_memory()
+        elif isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
             value.share_memory_()  # type: ignore[no-untyped-call]
-    elif isinstance(value, torch.nn.Module):
-        value.share_memory()
-    elif depth < _DEPTH:
-        parts = (
-            value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        )
-        fields = vars(value).values() if isinstance(value, SimpleNamespace | Namespace) else ()
-        for part in (*parts, *fields):
-            _share_tensors(part, depth + 1)
+
+
+def _parts(value: Any) -> Parts:
+    return [] if isinstance(value, (torch.Tensor, torch.nn.Module)) else stored_in(value)
 
 
 class _SpawnedWorkers:
@@ -316,12 +312,13 @@ class _StartedProcesses:
                 f"the script starts more than {self.size} processes, and {_number_remedy(self.size)}"
             )
         started: Any = process
-        _share_tensors((started._args, started._kwargs))  # noqa: SLF001 - as pickled by torch
+        method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
+        if method != "fork":  # otherwise they are not pickled
+            _share_tensors((started._args, started._kwargs))  # noqa: SLF001
         # This and `_sentinel` are what `Process.start`, which is replaced, sets: the state of the object.
         started._popen = _WorkerAsPopen(self, len(self.processes))  # noqa: SLF001
         self.processes.append(process)
         if len(self.processes) == self.size:
-            method = started._start_method or multiprocessing.get_start_method()  # noqa: SLF001
             self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
             for waiting, pid in zip(self.processes, self.workers.pids(), strict=True):
                 waiting._sentinel = pidfd(pid)  # noqa: SLF001

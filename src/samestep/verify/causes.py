@@ -5,8 +5,9 @@ whose gradients differ are found whatever their samples, but a gradient is compa
 only in steps before the first with other samples or another learning rate.
 
 A new cause needs a function here or in `sample_causes`, its code in `verdict.Cause`, a row in
-``docs/guide/verify.md``, and a script with that fault in ``tests/gallery_ddp``. ``CONTRIBUTING.md`` has an
-example.
+``docs/guide/verify.md``, and a script with that fault in ``tests/gallery_ddp``. If its quantity is not
+recorded yet: a field of `trace.Step`, which `Probe.before_step` fills; `parameter_alignment` if it belongs to
+parameters or groups. ``CONTRIBUTING.md`` has an example.
 """
 
 import math
@@ -97,8 +98,8 @@ def _of_samples(comparison: Comparison) -> list[Finding]:
 
 
 def _of_rates(comparison: Comparison, of_samples: Sequence[Finding]) -> list[Finding]:
-    """Return the fault of the learning rate, unless an epoch of another length explains it."""
-    findings = _all(comparison, _learning_rate)
+    """Return the faults of rate and weight decay, unless an epoch of another length explains them."""
+    findings = _all(comparison, _learning_rate, _weight_decay)
     has_same_epochs = all(finding.cause in _OF_ORDER for finding in of_samples)
     return [finding for finding in findings if has_same_epochs or not finding.step]
 
@@ -109,7 +110,7 @@ def _of_values(
     """Return the fault of gradients or losses before samples or learning rates differ."""
     same = comparison.until_samples_differ(of_samples)
     if of_rates:
-        same = same.until_rates_differ(of_rates[0].step or 0)
+        same = same.until_rates_differ(min(finding.step or 0 for finding in of_rates))
     finding = _first(same, _scale, _mean_of_means, _buffers, _unknown)
     return [] if finding is None else [finding]
 
@@ -249,6 +250,24 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
         f"the learning rate of step {step} is {_rates(here[step])}, {comparison.where} "
         f"{_rates(usual[step])}.",
         step,
+    )
+
+
+def _weight_decay(comparison: Comparison) -> Finding | None:
+    """Find a weight decay that is N times that of one worker in all steps."""
+    size = comparison.size
+    pairs = [
+        (comparison.run.at(step).weight_decays, comparison.reference.at(step).weight_decays)
+        for step in range(comparison.steps)
+    ]
+    if size == 1 or not all(any(usual) and _close(here, [size * b for b in usual]) for here, usual in pairs):
+        return None
+    here, usual = pairs[0]
+    return comparison.finding(
+        "weight-decay-times-n",
+        f"the weight decay is {_rates(here)}, {size} times the {_rates(usual)} {comparison.where}.",
+        0,
+        advice="Use the same weight decay for the same global batch: it is applied once per step.",
     )
 
 

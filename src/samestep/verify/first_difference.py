@@ -229,6 +229,7 @@ class ModuleDifference:
     value: float  # the relative deviation
     allowed: float  # the deviation that rounding explains
     parameter: str = ""  # name of the parameter, if the gradient of one differs
+    ratio: float | None = None  # of the parameter's gradient to that of one worker; None if it is no multiple
 
     @property
     def is_outside(self) -> bool:
@@ -423,7 +424,21 @@ def _first_from_reference(comparison: Comparison, step: int, record: ModuleRecor
     )
     floor = rounding_of(comparison.reference.facts.epsilon)
     allowed = [allowed_deviation(relative(a, b), floor) for a, b in zip(control, usual, strict=False)]
-    return _first_parameter(comparison, step, record, (usual, [here]), allowed)
+    return _first_parameter(comparison, step, record, (usual, [here]), allowed, has_reference=True)
+
+
+def ratio_of(gradient: Vector, usual: Vector, allowed: float) -> float | None:
+    """Return the factor that makes the usual gradient this one; None if there is none.
+
+    Args:
+        gradient: a sketch of the gradient, or the gradient itself.
+        usual: that on one worker, of the same shape.
+        allowed: the relative deviation that rounding explains.
+    """
+    squares = float((usual**2).sum())
+    ratio = float((gradient * usual).sum()) / squares if squares else 0.0
+    is_multiple = ratio and np.isfinite(ratio) and relative(gradient, ratio * usual) <= allowed
+    return ratio if is_multiple else None
 
 
 def _first_parameter(
@@ -432,6 +447,8 @@ def _first_parameter(
     record: ModuleRecord,
     gradients: tuple[list[Vector], list[list[Vector]]],
     allowed: Sequence[float],
+    *,
+    has_reference: bool,
 ) -> ModuleDifference | None:
     usual, compared = gradients
     reference = comparison.reference
@@ -447,7 +464,10 @@ def _first_parameter(
     call = _owner(record, model, name)
     if call is None:
         return None
-    return ModuleDifference(call, "backward", "parameter", values[last], allowed[last], parameter=name)
+    ratio = ratio_of(compared[0][last], usual[last], allowed[last]) if has_reference else None
+    return ModuleDifference(
+        call, "backward", "parameter", values[last], allowed[last], parameter=name, ratio=ratio
+    )
 
 
 def _of_parameters(sketch: Sequence[float]) -> list[Vector]:
@@ -506,7 +526,9 @@ def _between_ranks(step: int, again: Comparison) -> ModuleDifference | None:
     if reference is None:
         return None
     first, *gradients = [_of_parameters(rank_step.gradient) for rank_step in again.run.of_ranks(step)]
-    return _first_parameter(again, step, reference, (first, gradients), [EQUAL] * len(first))
+    return _first_parameter(
+        again, step, reference, (first, gradients), [EQUAL] * len(first), has_reference=False
+    )
 
 
 def _reference(step: int, again: Comparison) -> ModuleRecord | None:
@@ -526,7 +548,10 @@ def _named(finding: Finding, difference: ModuleDifference) -> Finding:
     name = call.name or call.kind
     part = f"the gradient of {difference.parameter}" if difference.parameter else _PARTS[difference.part]
     file, line = place = call.called if difference.is_outside else call.place
-    deviation = f"{part} deviates by {difference.value:.1e}, rounding explains {difference.allowed:.1e}"
+    times = "" if difference.ratio is None else f"is {difference.ratio:.6g} times that of one worker, "
+    deviation = (
+        f"{part} {times}deviates by {difference.value:.1e}, rounding explains {difference.allowed:.1e}"
+    )
     if difference.is_outside:
         statement = f"No module differs before the call of {name} at {file}:{line}: {deviation}."
     else:

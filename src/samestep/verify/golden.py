@@ -1,10 +1,10 @@
 """Writes and reads golden runs: what a run is compared with on another day, machine, or version of torch.
 
 A golden run has what the probes record of one worker, or of all workers together: samples, losses, learning
-rates, sketches of gradients and parameters, prints, and the settings of models and optimizers; and the same
-of a run whose gradients were disturbed by rounding, from which the tolerances follow. The sketches of all
-tensors of a step are folded to `FOLDED` numbers, so that the size of a file does not depend on that of the
-model. The file is JSON of texts and numbers: reading it runs no code.
+rates, weight decays, sketches of gradients and parameters, prints, and the settings of models and optimizers;
+and the same of a run whose gradients were disturbed by rounding, from which the tolerances follow. The
+sketches of all tensors of a step are folded to `FOLDED` numbers, so that the size of a file does not depend
+on that of the model. The file is JSON of texts and numbers: reading it runs no code.
 """
 
 import base64
@@ -22,7 +22,12 @@ from samestep.base.documents import FormatError, PositiveInt, WholeNumber, read_
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.record import json_line, write_whole
-from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
+from samestep.verify.parameter_alignment import (
+    OF_GROUPS,
+    UnmatchedParametersError,
+    align_parameters,
+    drop_parameters,
+)
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.tensor_summary import BUCKETS, own_generator
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
@@ -42,7 +47,7 @@ _LISTS = (
     "combined",
     "losses",
     "divisors",
-    "learning_rates",
+    *OF_GROUPS,
     "gradient",
     "before",
     "after",
@@ -76,6 +81,7 @@ class StoredStep:
     losses: Numbers
     divisors: Numbers
     learning_rates: Numbers
+    weight_decays: Numbers
     gradient: Numbers
     before: Numbers | None = None  # None if it is the `after` of the optimizer's last step
     after: Numbers
@@ -160,9 +166,10 @@ class GoldenRun:
         ]
         unfolded = replace(self.run, traces=[replace(trace, steps=steps)])
         usual, here = align_parameters(unfolded, run)
-        rates = [step.learning_rates for step in usual.traces[0].steps]
-        run_with_rates, control = (_with_rates(record, rates) for record in (self.run, self.control))
-        return replace(self, run=run_with_rates, control=control), here
+        aligned_run, control = (
+            _with_groups_of(record, usual.traces[0].steps) for record in (self.run, self.control)
+        )
+        return replace(self, run=aligned_run, control=control), here
 
     def without_parameters(self) -> "GoldenRun":
         """Return it without parameters and gradients."""
@@ -181,13 +188,14 @@ def described_machine() -> dict[str, str]:
     }
 
 
-def _with_rates(run: RunRecord, rates: Sequence[list[float]]) -> RunRecord:
-    """Return a run whose steps have these learning rates: one of each parameter, or of each group."""
+def _with_groups_of(run: RunRecord, aligned: Sequence[Step]) -> RunRecord:
+    """Return a run whose steps have the learning rates and weight decays of steps that were aligned."""
+    (trace,) = run.traces
     steps = [
-        replace(step, learning_rates=rates[index] if index < len(rates) else step.learning_rates)
-        for index, step in enumerate(run.traces[0].steps)
+        replace(step, **{name: getattr(usual, name) for name in OF_GROUPS})
+        for step, usual in zip(trace.steps, aligned, strict=False)
     ]
-    return replace(run, traces=[replace(run.traces[0], steps=steps)])
+    return replace(run, traces=[replace(trace, steps=[*steps, *trace.steps[len(steps) :]])])
 
 
 def initial_sketches(run: RunRecord) -> list[Vector]:

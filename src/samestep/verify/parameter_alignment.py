@@ -8,7 +8,7 @@ rank holds a part of the parameters, each value is taken from a rank that holds 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ Places: TypeAlias = Sequence[Mapping[int, int]]
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
 _VECTORS = ("gradient", "before", "after")
+"""Fields of a step with `BUCKETS` numbers for each parameter."""
+OF_GROUPS = ("learning_rates", "weight_decays")
+"""Fields of a step with a number for each group of parameters; for each parameter, if these were aligned."""
 
 
 class UnmatchedParametersError(Exception):
@@ -62,8 +65,8 @@ def drop_parameters(run: RunRecord) -> RunRecord:
     """Return a run without its parameters and gradients."""
 
     def bare(step: Step) -> Step:
-        rates = sorted(set(step.learning_rates))
-        return replace(step, gradient=[], before=[], after=[], gradient_norm=0.0, learning_rates=rates)
+        of_groups: dict[str, Any] = {name: sorted(set(getattr(step, name))) for name in OF_GROUPS}
+        return replace(step, **of_groups, gradient=[], before=[], after=[], gradient_norm=0.0)
 
     return replace(
         run, traces=[replace(trace, steps=[bare(step) for step in trace.steps]) for trace in run.traces]
@@ -231,21 +234,17 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
         for name in _VECTORS
     )
     norm = float(np.linalg.norm(gradient)) if in_parts else steps[rank].gradient_norm
+    of_groups: dict[str, Any] = {name: _of_groups(name, run, sources, index) for name in OF_GROUPS}
     return replace(
-        steps[rank],
-        gradient=gradient,
-        before=before,
-        after=after,
-        gradient_norm=norm,
-        learning_rates=_rates(run, sources, index),
+        steps[rank], **of_groups, gradient=gradient, before=before, after=after, gradient_norm=norm
     )
 
 
-def _rates(run: RunRecord, sources: Sequence[tuple[int, int]], index: int) -> list[float]:
-    """Return the learning rate of each parameter."""
-    rates = []
+def _of_groups(name: str, run: RunRecord, sources: Sequence[tuple[int, int]], index: int) -> list[float]:
+    """Return, for each parameter, the number that a step records for the parameter's group."""
+    numbers = []
     for owner, place in sources:
         step, lists = run.traces[owner].steps[index], run.traces[owner].facts.parameters
-        if step.learning_rates:
-            rates.append(step.learning_rates[lists[step.optimizer][place].group])
-    return rates
+        if of_groups := getattr(step, name):
+            numbers.append(of_groups[lists[step.optimizer][place].group])
+    return numbers

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.tensor_tree import leaves
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison
 from samestep.verify.verdict import Finding, faults_of
@@ -91,19 +92,11 @@ class _Widening(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in _UNCHANGED:
             return func(*args, **kwargs)
-        dtypes = {tensor.dtype for tensor in _tensors((args, tuple(kwargs.values())))}
+        dtypes = {tensor.dtype for _, tensor in leaves((args, kwargs))}
         change = _widened if torch.float64 in dtypes else _renamed
         args, kwargs = _mapped(args, change), {name: _mapped(value, change) for name, value in kwargs.items()}
         result = (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
         return result if dtypes else _mapped(result, _widened)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -282,7 +282,9 @@ class Probe(Listener):
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         self._step.optimizer = self._optimizers.index(optimizer)
-        self._step.learning_rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        groups = [group for group in optimizer.param_groups if "lr" in group]
+        self._step.learning_rates = [float(group["lr"]) for group in groups]
+        self._step.weight_decays = [float(group.get("weight_decay") or 0.0) for group in groups]
         self._before = self._step.backwards
         parameters = parameters_of(optimizer)
         self._record_gradients(parameters)

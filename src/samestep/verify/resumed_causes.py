@@ -189,13 +189,14 @@ def _short(resumption: Resumption) -> Finding | None:
     if run.facts.ended != "end" or run.steps >= left:
         return None
     missing = left - run.steps
-    if run.steps and not _continues_after(resumption, missing):
+    goes_on = run.steps and same_samples(run.samples(0), usual.samples(begin))
+    if run.steps and not goes_on and not _continues_after(resumption, missing):
         return None
     return _finding(
         resumption,
         "resumed-short",
         f"the resumed run ends after {counted(run.steps, 'step')} and without an error, where {left} are "
-        f"left: {counted(missing, 'step')} of an epoch are never made.",
+        f"left: {counted(missing, 'step')} are never made.",
         begin,
     )
 

@@ -70,6 +70,15 @@ class RunRecord:
         """Return the record of a step and the steps after it, which count from 0."""
         return replace(self, traces=[_without_first(trace, step) for trace in self.traces])
 
+    def steps_alone(self, number: int) -> "RunRecord":
+        """Return the record of the first steps, without what is printed or evaluated beside them."""
+        traces = []
+        for trace in self.until(number).traces:
+            facts = replace(trace.facts, evaluated=[], combined=[], gathered=False, printed="")
+            steps = [replace(step, evaluated=[], combined=[], printed=0) for step in trace.steps]
+            traces.append(replace(trace, facts=facts, steps=steps))
+        return replace(self, traces=traces)
+
     def at(self, step: int) -> Step:
         """Return a step of rank 0, or of the first rank that made it."""
         return next((rank_step for rank_step in self.of_ranks(step)), self.traces[0].steps[step])

@@ -1,5 +1,6 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from samestep.base.units import counted
 from samestep.verify.compare import Comparison
 from samestep.verify.printed_lines import deviating_numbers
-from samestep.verify.run_record import same_samples
+from samestep.verify.run_record import RunRecord, same_samples
 from samestep.verify.tensor_summary import KEY_DECIMALS, rounded_keys
 from samestep.verify.verdict import Cause, Finding
 
@@ -37,6 +38,10 @@ def samples(comparison: Comparison) -> Finding | None:
         cause = "overlapping-shards"
         message = f"other ranks also use {shared:.0%} of rank 0's samples in the same epoch."
         advice = "Give each rank its own shard (samestep.shard, DistributedSampler), drawn from one seed."
+    elif (where := _skipped(comparison, step)) is not None:
+        cause = "skipped-step"
+        message = f"{counts}: a step before it is skipped {where}, and only there."
+        advice = "Decide on all ranks alike, and from the whole batch, whether a step is skipped."
     elif count == usual * size and size > 1:
         cause = "batch-times-n"
         message = f"{counts}: {size} times as many, since the loader's batch size is per worker."
@@ -48,6 +53,32 @@ def samples(comparison: Comparison) -> Finding | None:
     else:
         cause, message, advice = _as_many_others(comparison, step)
     return comparison.finding(cause, message, step, advice=advice)
+
+
+def _skipped(comparison: Comparison, step: int) -> str | None:
+    """Return where a step is skipped, so that its samples count towards the next one; None if none is."""
+    reference, run = comparison.reference, comparison.run
+    if not step or not comparison.has_same_samples(step - 1):  # a batch of another size has two in every step
+        return None
+    if _has_two_steps(reference, run, step):
+        return comparison.where
+    return "on several" if _has_two_steps(run, reference, step) else None
+
+
+def _has_two_steps(skipping: RunRecord, making: RunRecord, step: int) -> bool:
+    """Return whether a step has the samples of two steps of another run, by their keys or their backwards."""
+    keys, of_step = (
+        Counter(np.round(record.samples(step), KEY_DECIMALS).tolist()) for record in (skipping, making)
+    )
+    if not of_step or of_step - keys or keys == of_step:
+        return False
+    if step + 1 < making.steps:
+        of_step += Counter(np.round(making.samples(step + 1), KEY_DECIMALS).tolist())
+    return keys == of_step or skipping.at(step).backwards > making.at(step).backwards
+
+
+def _counted(record: RunRecord, step: int) -> Counter[float]:
+    return Counter(np.round(record.samples(step), KEY_DECIMALS).tolist())
 
 
 def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:

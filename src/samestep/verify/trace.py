@@ -36,6 +36,7 @@ class Step:
     losses: list[float] = field(default_factory=list)  # the losses of the backwards since then
     divisors: list[float] = field(default_factory=list)  # by what these divide the sums of their parts
     learning_rates: list[float] = field(default_factory=list)  # of the parameter groups
+    weight_decays: list[float] = field(default_factory=list)  # of the same groups; 0 where there is none
     # 2-norm of the gradients before the step, over all parameters of the optimizer
     gradient_norm: float = 0.0
     gradient: list[float] = field(default_factory=list)  # sketch of these gradients

@@ -8,12 +8,17 @@ Verdict: TypeAlias = Literal["same", "same but for exceptions", "inconclusive", 
 
 RunCause: TypeAlias = Literal["steps-differ", "crash", "refused", "hang", "silent-copies", "number-of-steps"]
 BatchCause: TypeAlias = Literal[
-    "no-set-epoch", "overlapping-shards", "batch-times-n", "padded-samples", "samples-left-out"
+    "no-set-epoch",
+    "overlapping-shards",
+    "batch-times-n",
+    "padded-samples",
+    "samples-left-out",
+    "skipped-step",
 ]
 OrderCause: TypeAlias = Literal[
     "other-order", "other-samples", "folder-order", "set-order", "padded-evaluation"
 ]
-RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate"]
+RateCause: TypeAlias = Literal["lr-times-n", "schedule-n-times", "learning-rate", "weight-decay-times-n"]
 SyncCause: TypeAlias = Literal[
     "replicas-differ-at-start",
     "buffers-differ-at-start",

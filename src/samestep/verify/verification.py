@@ -25,6 +25,7 @@ from samestep.launch.job import Program
 from samestep.launch.source.classify import user_modules
 from samestep.run.decision import source_file
 from samestep.verify.causes import causes
+from samestep.verify.clock_conditions import ends_loops_by_clock
 from samestep.verify.compare import Comparison, largest
 from samestep.verify.first_difference import with_module
 from samestep.verify.parameter_alignment import (
@@ -188,11 +189,24 @@ class Verification:
         if run.runs_once and run.facts.ended == "steps" and run.steps < reference.steps:  # its time was over
             reference, control = reference.until(run.steps), control.until(run.steps)
             self._missing |= not_reached(reference)
+        elif run.runs_once and run.facts.ended in ("steps", "end") and self._is_other_time(reference, run):
+            both = min(record.steps for record in (reference, run, control))
+            reference, run, control = (record.steps_alone(both) for record in (reference, run, control))
+            self._missing |= not_reached(reference)
+            self._missing["later-steps"] = f"step after {both - 1}: the clock ends the script's loop"
         try:
             return Comparison(*align_parameters(reference, run, control))
         except UnmatchedParametersError:
             self._unmatched = True
             return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
+
+    def _is_other_time(self, reference: RunRecord, run: RunRecord) -> bool:
+        """Return whether a run has another number of steps, and the clock ends the script's loops."""
+        if not run.steps or run.steps == reference.steps:  # without a step, nothing is compared
+            return False
+        with suppress(RecursionError):
+            return ends_loops_by_clock(_trees(self.script.program))
+        return False
 
     def _without(
         self, exceptions: list[Finding], size: int, findings: list[Finding]
@@ -296,9 +310,16 @@ def _uses_hashes(program: Program) -> bool:
 
 
 def _nodes(program: Program) -> Iterator[ast.AST]:
-    file, roots = source_file(program)
-    if program.kind == "executable" or file is None:
-        return
-    with suppress(UsageError, RecursionError, MemoryError):
-        for _, tree in user_modules(file, roots):
+    with suppress(RecursionError):
+        for tree in _trees(program):
             yield from ast.walk(tree)
+
+
+def _trees(program: Program) -> Sequence[ast.Module]:
+    """Return the syntax trees of a script and the modules of its user, as far as they can be read."""
+    trees: list[ast.Module] = []
+    file, roots = source_file(program)
+    if program.kind != "executable" and file is not None:
+        with suppress(UsageError, RecursionError, MemoryError):
+            trees.extend(tree for _, tree in user_modules(file, roots))
+    return trees

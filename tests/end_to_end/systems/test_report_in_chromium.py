@@ -12,10 +12,11 @@ import pytest
 from samestep.cli.main import run_command
 from samestep.report.read_run import read_run
 from samestep.report.run_page import render_side_by_side, write_report
+from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import write_study_page
 from support.page_checks import found_in, with_checks
 from support.run_folders import run_folder
-from support.studies import study
+from support.studies import study, two_cores
 from support.systems import program
 from support.tiers import long_param, mostly_long
 
@@ -43,6 +44,7 @@ def pages(tmp_path_factory):
     write_report(one)
     (root / "both.html").write_text(render_side_by_side([read_run(one), read_run(two)]))
     write_study_page(study(), root / "study.html")
+    write_study_page(conclude(two_cores(), 0.7), root / "two_cores.html")
     write_study_page(
         study(workers=(1, 2, 4, 8, 16, 32, 64), modes=("strong", "weak"), variants=("sync=ddp", "sync=flat")),
         root / "studies.html",
@@ -188,7 +190,7 @@ def inflated(stream):
         return b""
 
 
-PAGES = ("both", "study", "studies", "long_run", "long_study")
+PAGES = ("both", "study", "studies", "two_cores", "long_run", "long_study")
 VIEWS = [
     f"{page} {width} {scheme}"
     for page in ("one/report.html", *(f"{name}.html" for name in PAGES))
@@ -197,7 +199,9 @@ VIEWS = [
 ]
 
 
-@pytest.mark.parametrize("view", mostly_long(VIEWS, ("long_study.html 400 dark",)))
+@pytest.mark.parametrize(
+    "view", mostly_long(VIEWS, ("long_study.html 400 dark", "two_cores.html 1280 light"))
+)
 def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path, view):
     """The window of headless Chromium is at least 500 wide: a frame in it has the width."""
     page, width, scheme = view.split()[0], int(view.split()[1]), int(view.endswith("light"))
@@ -222,6 +226,7 @@ def test_a_page_is_readable_at_each_width_in_light_and_dark_mode(pages, tmp_path
     assert found["wide"] <= width
     assert found["broken"] == []
     assert found["small"] == []
+    assert found["cut"] == [] or width < 1280
     assert found["faults"] == []
     assert "color-contrast" in found["passes"]
 

@@ -1,8 +1,11 @@
 """The equivalence check splits calls, except those whose first batches agree only by chance."""
 
+from functools import partial
+
 import pytest
 
 from samestep.autopilot.script.options import Options
+from samestep.autopilot.split import averaged_gradients
 from samestep.base.errors import DeviceFailed
 from support import split_check_models as models
 from support.script_runner import ALL_SPLIT
@@ -34,6 +37,36 @@ def test_a_model_that_agrees_on_the_first_batch_by_chance_stays_unsplit(compared
     split, unsplit, _ = compared(models.trained, make)
     # Without gradients, a backward of its own is none of the call's.
     assert (split, unsplit) == ((4, 4) if make is models.OwnBackward else (0, 8))
+
+
+def with_faulty_average(*, before):
+    """Train while gradients are averaged once too often: those of one rank's slices, or the averages."""
+    average = averaged_gradients._in_one_message
+
+    def faulty(world, weights, gradients):
+        def divided(tensors):
+            return [tensor / world.place.size for tensor in tensors]
+
+        return (
+            average(world, weights, divided(gradients))
+            if before
+            else divided(average(world, weights, gradients))
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(averaged_gradients, "_in_one_message", faulty)
+        return models.trained(models.ZeroHead)
+
+
+@pytest.mark.parametrize(("before", "reason"), [(False, " 0.5 times"), (True, "samples")])
+def test_a_fault_of_the_function_that_averages_the_gradients_of_a_training_is_found(run, before, reason):
+    """Only this finds a check that averages gradients by other code than the training."""
+    serial = models.trained(models.ZeroHead)
+    found, split, unsplit, lines = run(2, partial(with_faulty_average, before=before))
+    assert found == pytest.approx(serial, rel=0, abs=1e-12)
+    assert (split, unsplit) == (4, 4)  # split only without gradients
+    parameter = next(iter(dict(models.ZeroHead().named_parameters())))
+    assert any(parameter in line and reason in line for line in lines), lines
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,45 @@ def outputs_of(make):
 def test_tensors_beside_the_parts_of_an_output_are_those_of_the_batch(run, make):
     found, *_ = run(2, outputs_of, make)
     assert found == pytest.approx(outputs_of(make), rel=1e-9)
+
+
+class Hidden(nn.Module):
+    """Normalizes, multiplies by a number, and counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.rate, self.calls = nn.BatchNorm1d(4), 1.0, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.rate * self.norm(x)
+
+
+class Hides(nn.Module):
+    """Keeps a module in a list, so that its weights are not among those of this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(5, 4), [Hidden()]
+
+    def forward(self, x):
+        return self.hidden[0](self.layer(x))
+
+
+def train_with_hidden():
+    """Return losses, and the state of the hidden module, whose number and mode change between calls."""
+    torch.manual_seed(0)
+    model, found = Hides().double(), []
+    hidden = model.hidden[0].double()
+    for step in range(8):
+        hidden.rate = 1.0 if step < 4 else 2.0
+        hidden.train(step < 6)
+        loss = F.cross_entropy(model(torch.randn(7, 5, dtype=torch.float64)), torch.randint(0, 4, (7,)))
+        loss.backward()
+        found += [loss.item(), hidden.norm.running_mean.sum().item(), hidden.calls]
+    return found
+
+
+def test_a_module_in_a_list_is_as_under_python(run):
+    found, *_ = run(2, train_with_hidden)
+    assert found == pytest.approx(train_with_hidden(), rel=1e-9)

@@ -167,7 +167,7 @@ def test_a_rank_that_fails_ends_the_collective_of_all(failing):
         team.all_reduce(total)
         with pytest.raises(OtherRankFailedError):
             team.fail() if world.place.rank == failing else team.all_reduce(torch.ones(3))
-        team.average(total)  # all are in step again
+        team.average_later(total).wait()  # all are in step again
         return total.tolist()
 
     assert on_ranks(3, run, run) == [[3.0] * 3] * 3

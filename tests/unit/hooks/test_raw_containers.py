@@ -1,6 +1,6 @@
-"""Containers are copied with other items and fields, whatever their names."""
+"""Containers are copied with other items and fields, whatever their names; objects get theirs back."""
 
-from samestep.hooks.raw_containers import with_items
+from samestep.hooks.raw_containers import fields_of, restore_fields, with_items
 
 
 class Named(dict):
@@ -13,3 +13,21 @@ def test_items_and_fields_of_similar_names_are_both_replaced():
     before.part = 3
     made = with_items(before, {"xpart": 10, "other": 20, ".part": 30})
     assert (type(made), dict(made), made.part) == (Named, {"xpart": 10, "other": 20}, 30)
+
+
+class Counts:
+    __slots__ = ("number", "other")
+
+
+class CountsAgain(Counts):
+    __slots__ = ("number",)
+
+
+def test_a_slot_that_two_classes_define_is_that_of_the_derived_one():
+    """Only this finds an object whose number is not restored after a trial call, so that it counts twice."""
+    counts = CountsAgain()
+    counts.number = 1
+    before = fields_of(counts)
+    counts.number += 1
+    restore_fields(counts, before)
+    assert (before, counts.number) == ({"number": 1}, 1)

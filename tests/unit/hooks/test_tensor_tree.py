@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from samestep.hooks.tensor_tree import data_in, leaves, mapped, text
+from samestep.hooks.tensor_tree import data_in, leaves, mapped, parts_beside_tensors, text
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -125,3 +125,5 @@ def test_objects_that_refer_to_each_other_are_searched_to_a_limited_depth():
     one.other, other.other = other, one
 
     assert ("other", "keys") in dict(leaves(one))
+    assert [tensor.shape for tensor in data_in((one, torch.ones(3)))] == [(2,)]
+    assert ("other",) * 8 in dict(parts_beside_tensors(one))

@@ -95,6 +95,7 @@ def test_a_place_given_by_the_caller_keeps_the_master_address_of_the_environment
 TORCHRUN = recording("torchrun_one_host_rank1").environment
 MPICH = recording("mpich_2x2_rank3").environment
 OPEN_MPI = recording("openmpi_2x2_rank3").environment
+FLUX = recording("flux_2x2_rank3").environment
 PMIX = recording("pmix_one_host_rank1").environment
 
 
@@ -137,6 +138,7 @@ def without(environment, *names):
             ["MPI_LOCALRANKID or PMI_LOCAL_RANK is not set", "PMI_RANK=3"],
         ),
         (without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), ["OMPI_COMM_WORLD_SIZE is not set"]),
+        (without(FLUX, "FLUX_JOB_SIZE"), ["FLUX_JOB_SIZE is not set", "FLUX_TASK_RANK=3"]),
         (without(PMIX, "WORLD_SIZE"), ["WORLD_SIZE is not set", "PMIX_RANK=1"]),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
     ],
@@ -214,6 +216,27 @@ def test_ranks_of_mpi_on_any_layout_get_their_places_by_comparing_hosts(layout):
         "size": "OMPI_COMM_WORLD_SIZE",
         "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
         "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }
+    infos = []
+    for place in places(layout):
+        detected = detect(variables_of(names, place))
+        infos.append(
+            PeerInfo(place=detected.place, assumed=detected.assumed, host=f"node{place.node}", versions={})
+        )
+    assert [bare(slot.place) for slot in assign_slots(infos)] == [bare(place) for place in places(layout)]
+
+
+@given(layouts)
+def test_ranks_of_flux_on_any_layout_get_their_places_by_comparing_hosts(layout):
+    """Only this finds a number of ranks per node that is inferred from even shares and not corrected.
+
+    Flux sets no variable for the node of a rank, nor for the number of ranks on it.
+    """
+    names = {
+        "rank": "FLUX_TASK_RANK",
+        "size": "FLUX_JOB_SIZE",
+        "local_rank": "FLUX_TASK_LOCAL_ID",
+        "nodes": "FLUX_JOB_NNODES",
     }
     infos = []
     for place in places(layout):

@@ -40,6 +40,7 @@ def without(name, *variables):
         ),
         (without("mpich_2x2_rank3", "PMI_RANK"), "PMI_RANK", "mpich"),
         ({"SLURM_PROCID": "2"}, "SLURM_STEP_ID", "slurm"),
+        ({"FLUX_JOB_SIZE": "4"}, "FLUX_TASK_RANK", "flux"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "SLURM_STEP_ID", "slurm"),
         ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "5"}, "SLURM_STEP_ID", "slurm"),
         (
@@ -59,7 +60,6 @@ def test_incomplete_variables_of_a_launcher_are_refused(environment, lacking, la
     [
         {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
         {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4"},
-        {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"},
         {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"},
         {"PALS_RANKID": "0", "PALS_LOCAL_RANKID": "0"},
     ],
@@ -73,7 +73,6 @@ def test_an_unsupported_launcher_is_refused(environment):
     "environment",
     [
         {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "1"},
-        {"FLUX_JOB_SIZE": "4"},
         {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
         recording("slurm_sbatch_script").environment,
@@ -228,6 +227,14 @@ def test_rank_0_of_mpich_puts_its_host(hydra):
     )
 
     assert with_main_host(detect(environment), environment).master_addr == socket.gethostname()
+
+
+def test_a_rank_of_flux_gets_the_host_of_rank_0_in_the_same_way_and_keeps_its_job(hydra):
+    manager = hydra(samestep="node7")
+    environment = without_master("flux_2x2_rank3", PMI_FD=str(manager.theirs.fileno()))
+
+    found = with_main_host(detect(environment), environment)
+    assert (found.master_addr, found.job) == ("node7", "f2bLQ3kXy")
 
 
 @pytest.mark.parametrize("descriptor", ["9999", "0"])

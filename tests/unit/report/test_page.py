@@ -10,7 +10,7 @@ from samestep.base.errors import UsageError
 from samestep.cli import report as verb
 from samestep.report import read_run as read
 from samestep.report.drawing import PARTS
-from samestep.report.page import table, write_text
+from samestep.report.page import table, text_table, write_text
 from samestep.report.read_run import PHASES, names, read_run
 from samestep.report.run_page import differing, headline, hints, render, render_side_by_side, write_report
 from support.html_page import HtmlPage
@@ -34,6 +34,22 @@ def test_a_flag_of_a_command_stays_on_one_line():
     cell = table([("command", "train.py -n 2 --dry-run a-b <x> -1")])
     assert re.findall('<span class="flag">(.*?)</span>', cell) == ["-n", "--dry-run"]
     assert HtmlPage(cell).texts[-1].endswith("a-b <x> -1")
+
+
+def test_the_name_of_a_column_is_aligned_as_its_cells():
+    rows = [("one", 2, "98.77%", 0.5), ("two", 1200, "", "not finished")]
+    text = table(rows, head=("run", "workers", "accuracy", "loss"))
+    aligned = [
+        [bool(right) for right in re.findall("<t[hd][^>]*?( class=n)?>", row)]
+        for row in text.split("<tr>")[1:]
+    ]
+    assert aligned == [[False, True, True, False]] * 3
+    assert "1,200" in text
+
+
+def test_names_of_columns_in_a_text_table_can_have_several_lines():
+    lines = text_table(["a", "long\nname"], [["x", "1"], ["yy", "12"]])
+    assert lines == ["    long", "a   name", "x      1", "yy    12"]
 
 
 def test_text_from_files_is_escaped(tmp_path):

@@ -35,6 +35,7 @@ def step_of(index, samples, *, jitter=0.0):
         samples=samples,
         losses=[float(1 + of_step.random())],
         learning_rates=[0.1 * 0.9**index],
+        weight_decays=[5e-4],
         gradient=(gradient * noise).tolist(),
         gradient_norm=float(np.linalg.norm(gradient * noise)),
         before=(parameters + index).tolist(),
@@ -99,6 +100,26 @@ def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
 
     assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
+
+
+def skipping(record, step):
+    """Return a run that does not make a step, whose samples count towards the next one."""
+
+    def without(trace):
+        skipped, following = trace.steps[step : step + 2]
+        later = replace(following, samples=skipped.samples + following.samples, backwards=2)
+        steps = [*trace.steps[:step], later, *trace.steps[step + 2 :]]
+        return replace(trace, steps=[replace(kept, index=index) for index, kept in enumerate(steps)])
+
+    return replace(record, traces=[without(trace) for trace in record.traces])
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_step_that_one_worker_or_several_skip_is_no_remainder_that_is_dropped(is_alone):
+    usual, shared = (skipping(REFERENCE, 3), run(2)) if is_alone else (REFERENCE, skipping(run(2), 3))
+    control = skipping(CONTROL, 3) if is_alone else CONTROL
+    codes = [finding.cause for finding in causes(Comparison(usual, shared, control))]
+    assert codes[0] == "skipped-step"
 
 
 @pytest.fixture
@@ -183,6 +204,7 @@ def doubled(rank, step):
         ("lr-times-n", lambda _, step: times_n(step)),
         ("schedule-n-times", lambda _, step: stepped_twice(step)),
         ("learning-rate", lambda _, step: replace(step, learning_rates=[0.3])),
+        ("weight-decay-times-n", lambda _, step: replace(step, weight_decays=[1e-3])),
         ("never-averaged", lambda rank, step: scaled(1 + rank)(rank, step)),
         ("accumulation-not-averaged", lambda rank, step: replace(scaled(1 + rank)(rank, step), backwards=3)),
         ("replicas-differ-at-start", lambda rank, step: replace(step, before=[float(rank)] * 16)),
@@ -204,6 +226,30 @@ def doubled(rank, step):
 )
 def test_a_fault_is_named(cause, change):
     assert causes_in(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+def test_both_values_of_a_weight_decay_are_named():
+    seen = run(3, change=lambda _, step: replace(step, weight_decays=[1.5e-3]))
+    (finding,) = causes(Comparison(REFERENCE, seen, CONTROL))
+    assert "0.0015" in finding.message
+    assert "0.0005" in finding.message
+
+
+@pytest.mark.parametrize("decays", [[], [5e-4], [0.0]])
+def test_a_weight_decay_that_is_not_n_times_as_large_is_not_named(decays):
+    """Only this finds a cause that names any other weight decay, such as none on N workers."""
+    assert causes_in(run(2, change=lambda _, step: replace(step, weight_decays=decays))) == []
+
+
+def test_gradients_are_compared_before_the_earliest_step_with_another_rate_or_weight_decay():
+    """Only this finds a comparison up to the rate's step, which takes what the decay changes for a fault."""
+
+    def change(_, step):
+        rates = [0.3] if step.index > 1 else step.learning_rates
+        later = other_gradient(step) if step.index else step
+        return replace(later, learning_rates=rates, weight_decays=[1e-3])
+
+    assert causes_in(run(2, change=change)) == ["learning-rate", "weight-decay-times-n"]
 
 
 @pytest.mark.parametrize("name", ["buffers", "frozen"])
@@ -244,6 +290,7 @@ INDEPENDENT = {
     "padded-samples": lambda _, step: padded(step),
     "no-set-epoch": lambda _, step: step,
     "lr-times-n": lambda _, step: times_n(step),
+    "weight-decay-times-n": lambda _, step: replace(step, weight_decays=[1e-3]),
     "padded-evaluation": lambda _, step: step,
 }
 """Faults in the order of their gravity, and the change of a rank's step that each makes."""

@@ -6,18 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+from samestep.verify import first_difference as module
 from samestep.verify.first_difference import (
+    ModuleDifference,
     ModuleRecords,
     Shard,
     forward_distance,
     gradient_distance,
+    ratio_of,
     with_module,
 )
 from samestep.verify.module_recorder import ModuleRecorder
 from samestep.verify.probe import Probe
 from samestep.verify.run_length import FixedLength
 from samestep.verify.tensor_summary import summarize
-from samestep.verify.trace import Writer, read_modules
+from samestep.verify.trace import Call, Writer, read_modules
 from samestep.verify.verdict import Finding
 
 GENERATOR = torch.Generator().manual_seed(4)
@@ -187,6 +190,35 @@ def test_tensors_of_other_shapes_are_not_compared():
     one = shard(torch.ones(4, 4))
     assert forward_distance(one, [shard(torch.ones(2, 2)), shard(torch.ones(2, 2))]) is None
     assert gradient_distance(one, [shard(torch.ones(3)), shard(torch.ones(3))], []) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "expected"),
+    [(0.5, 0.0, 0.5), (-2.0, 1e-6, -2.0), (0.0, 0.0, None), (0.5, 0.1, None), (float("nan"), 0.0, None)],
+)
+def test_the_ratio_of_gradients_is_known_if_one_is_a_multiple_of_the_usual_one(factor, noise, expected):
+    usual, other = torch.randn(2, 8, generator=GENERATOR, dtype=torch.float64).numpy()
+    found = ratio_of(factor * usual + noise * other, usual, allowed=1e-4)
+    assert found == (expected if expected is None else pytest.approx(expected, rel=1e-4))
+    assert ratio_of(usual, 0 * usual, allowed=1e-4) is None
+
+
+def test_the_ratio_of_a_parameters_gradient_is_in_the_message():
+    """Only this finds a message without it, in which a factor of samestep looks like one of rounding."""
+    call = Call(
+        index=0,
+        parent=None,
+        root=0,
+        model=0,
+        name="layer",
+        kind="Linear",
+        number=0,
+        place=("train.py", 3),
+        called=("train.py", 9),
+    )
+    difference = ModuleDifference(call, "backward", "parameter", 0.5, 1e-9, parameter="weight", ratio=0.5)
+    named = module._named(Finding(cause="gradient", message="", workers=2, step=0), difference)
+    assert "weight is 0.5 times" in named.message
 
 
 @pytest.mark.parametrize("cause", ["sum-not-mean", "hang", "other-samples", "printed"])

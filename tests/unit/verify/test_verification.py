@@ -3,7 +3,10 @@
 import pytest
 
 from samestep.launch.job import Program
-from samestep.verify.verification import _makes_generators, _uses_hashes
+from samestep.verify.causes import causes
+from samestep.verify.run_record import RunRecord
+from samestep.verify.trace import Facts, Step, Trace
+from samestep.verify.verification import Script, Verification, _makes_generators, _uses_hashes
 
 SOURCES = {
     "import torch\ng = torch.Generator()": (True, False),
@@ -26,3 +29,33 @@ def test_generators_and_sets_are_found_in_a_script_and_in_its_modules(tmp_path, 
     (tmp_path / "parts.py").write_text(text)
     path.write_text("import parts")
     assert (_makes_generators(program), _uses_hashes(program)) == SOURCES[text]
+
+
+def ended_after(steps, *, workers=1):
+    """Return the record of a serial script that ended after some steps, and has printed their number."""
+    facts = Facts(rank=0, epsilon=1e-7, ended="end", printed=f"{steps} steps\n")
+    made = [Step(index=index, samples=[1.0], losses=[0.5 + index]) for index in range(steps)]
+    return RunRecord([Trace(facts, made, steps)], runs_once=workers > 1, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [("time.time() - start < 3", ([], 4, True)), ("loss > 0.1", (["number-of-steps"], 4, False))],
+)
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_time_budget_of_a_serial_script_is_no_fault(tmp_path, condition, expected, steps):
+    """Only this finds an accusation of a script that has made fewer or more steps in its time."""
+    path = tmp_path / "train.py"
+    path.write_text(f"import time\nstart = time.time()\nwhile {condition}:\n    step()\n")
+    script = Script(program=Program(target=str(path)), kind="serial")
+    verification = Verification(
+        script=script,
+        against=None,
+        workers=[2],
+        steps=9,
+        runs=None,
+    )
+    of_one_worker = [ended_after(10 - steps) for _ in range(2)]
+    comparison = verification._compared(of_one_worker[0], ended_after(steps, workers=2), of_one_worker[1])
+    found = [finding.cause for finding in causes(comparison)]
+    assert (found, comparison.steps, "later-steps" in verification._missing) == expected

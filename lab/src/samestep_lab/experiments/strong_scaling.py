@@ -48,7 +48,7 @@ def run(setup: Setup, *, steps: int = STEPS, repeats: int = REPEATS) -> Outcome:
         "workers",
         "samples/s (95 % interval)",
         "speedup (95 % interval)",
-        "over one with",
+        "over 1 process or worker with",
         "efficiency",
         "step",
         "waits for communication",

@@ -4,7 +4,7 @@ from typing import Any
 
 from samestep.base.units import counted
 from samestep.report.drawing import patterns
-from samestep.report.page import bullets, numeric_columns, page, section, table, text_table
+from samestep.report.page import bullets, page, section, table, text_table
 from samestep_lab.experiments.experiment import Experiment, Outcome
 from samestep_lab.experiments.registry import EXPERIMENTS
 
@@ -41,7 +41,7 @@ def outcome_page(experiment: Experiment, outcome: Outcome, *, workers: int) -> s
     tables = [
         section(
             content.title or "Table",
-            table(content.rows, head=content.head, right=numeric_columns(content.rows)),
+            table(content.rows, head=content.head),
         )
         for content in outcome.tables
     ]

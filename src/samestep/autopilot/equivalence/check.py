@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
-from samestep.autopilot.equivalence.rounding import close, difference, largest
+from samestep.autopilot.equivalence.rounding import close, difference, largest, multiple
 from samestep.autopilot.equivalence.split_comparison import (
-    NOT_GATHERED,
     SplitComparison,
     SplitResult,
     SplitTrace,
@@ -35,16 +34,19 @@ from samestep.autopilot.equivalence.split_comparison import (
 )
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
+from samestep.autopilot.split.averaged_gradients import averages, sparse_places
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
 from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.state.reachable_state import Key, is_compiled, reached
+from samestep.autopilot.state.reachable_state import is_compiled, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
-from samestep.hooks.tensor_tree import Path, leaves
+from samestep.hooks.object_graph import Key
+from samestep.hooks.tensor_tree import Path, leaves, text
+from samestep.parallel.gradients.initial_agreement import groups
 from samestep.ranks.world.protocol import World
 
 T = TypeVar("T")
@@ -363,7 +365,7 @@ class EquivalenceCheck:
         for number, change in enumerate(further, 1):
             disturbed = replace(change, gradients=False, skipped_draws=number)
             difference = self._disturbed(dims, disturbed)
-            if str(difference).endswith(NOT_GATHERED) and torch.is_grad_enabled():
+            if difference and self._comparison.lacks_gathering and torch.is_grad_enabled():
                 # The graph shows weights that the operations alone do not show.
                 difference = self._disturbed(dims, replace(disturbed, gradients=True))
             if isinstance(difference, _Failed) and disturbed.samples is not None:
@@ -387,6 +389,7 @@ class EquivalenceCheck:
 
     def _disturbed(self, dims: Dims, how: disturbance.Disturbance) -> "str | _Failed":
         """Check a way on a disturbed call; restore the module and the generators."""
+        self._comparison.lacks_gathering = False
         with self._restoring(), ExitStack() as stack:
             stack.enter_context(untuned_kernels(self._world.device))
 
@@ -437,7 +440,7 @@ class EquivalenceCheck:
                 )
                 with precise, quiet():
                     expected = (
-                        self._gradients(whole.tensors, arguments) if grad and whole is not None else None
+                        self._expected(whole.tensors, arguments) if grad and whole is not None else None
                     )
                 kept = changed(run.left, python_state(self._call.module))
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
@@ -473,55 +476,97 @@ class EquivalenceCheck:
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
         return why
 
-    def _gradients(self, tensors: Mapping[Path, Tensor], arguments: CallArguments) -> Sequence[Tensor | None]:
-        """Return the gradients of a randomly weighted sum of all outputs, for parameters and inputs."""
+    def _expected(self, tensors: Mapping[Path, Tensor], arguments: CallArguments) -> list[Tensor | None]:
+        """Return the gradients of the unsplit call, for parameters and then for inputs."""
+        leaf = [tensor for named in self._leaf(arguments) for tensor in named.values()]
+        return [None if each is None else _dense(each) for each in self._gradients(tensors, leaf)]
+
+    def _gradients(self, tensors: Mapping[Path, Tensor], leaf: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return the gradients of a randomly weighted sum of all outputs, for some parameters and inputs."""
         generator = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
             weights = 0.5 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        tensors_in = [
-            *module_parts.parameters(self._call.module),
-            *(tensor for _, tensor in arguments.tensors()),
-        ]
-        leaf = [tensor for tensor in tensors_in if tensor.requires_grad]
         if not value.requires_grad or not leaf:
             return [None] * len(leaf)
         with unaveraged(value):
-            gradients = self._gradient(value, leaf, allow_unused=True)
-        return [
-            gradient if gradient is None or gradient.layout == torch.strided else gradient.to_dense()
-            for gradient in gradients
-        ]
+            return self._gradient(value, leaf, allow_unused=True)  # type: ignore[no-any-return]
+
+    def _leaf(self, arguments: CallArguments) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the parameters and the inputs that get gradients, by names for messages."""
+        parameters = module_parts.named_parameters(self._call.module)
+        inputs = ((f"its input{text(path[1:])}", tensor) for path, tensor in arguments.tensors())
+        of_parameters, of_inputs = (
+            {name: tensor for name, tensor in named if tensor.requires_grad} for named in (parameters, inputs)
+        )
+        return of_parameters, of_inputs
 
     def _other_gradients(
         self, result: SplitResult, arguments: CallArguments, unsplit: UnsplitCall, expected: Any
     ) -> str:
-        """Return how the gradients of a split call differ; empty if they are equal."""
+        """Return how the gradients of a split call differ; empty if they are equal.
+
+        The gradients of parameters are averaged by the function that averages those of a training.
+        """
         value = dict(leaves(outcome(self._call.module, result.outputs, unsplit.sides)))
-        gradients, failure = self._comparison.attempted(partial(self._gradients, value, arguments))
-        if gradients is None:
+        of_parameters, of_inputs = self._leaf(arguments)
+        weights, names = [*of_parameters.values()], [*of_parameters, *of_inputs]
+        leaf = [*weights, *of_inputs.values()]
+        of_slice, failure = self._comparison.attempted(partial(self._gradients, value, leaf))
+        if of_slice is None:
             return failure
-        pairs = list(zip(gradients, expected, strict=True))
-        if not self._comparison.agreed(all((average is None) == (whole is None) for average, whole in pairs)):
+        pairs = zip(of_slice, expected, strict=True)
+        if not self._comparison.agreed(all((part is None) == (whole is None) for part, whole in pairs)):
             return "its slices have gradients of other parameters"
+        means, failure = self._comparison.attempted(
+            partial(self._averages, weights, of_slice[: len(weights)])
+        )
+        if means is None:
+            return failure
+        # Those of inputs are equal on all ranks, as in a training.
+        both = (*means, *of_slice[len(weights) :])
+        split = [None if gradient is None else _dense(gradient) for gradient in both]
+        why = self._first_other(names, split, expected, unsplit.precision)
+        if self._comparison.agreed(not why):
+            return ""
+        return why or "its gradients differ on another worker"
+
+    def _averages(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the averages of gradients, in messages that need little memory beside the check's."""
+        means: list[Tensor | None] = []
+        for group in groups(weights):
+            of_group = gradients[len(means) : len(means) + len(group)]
+            means += averages(self._world, group, of_group, sparse_places(self._call.module, group))
+        return means
+
+    def _first_other(
+        self,
+        names: Sequence[str],
+        gradients: Sequence[Tensor | None],
+        expected: Sequence[Tensor | None],
+        precision: torch.dtype,
+    ) -> str:
+        """Return how the first of the gradients that differ on this rank does; empty if all are equal."""
         scale = largest(*(gradient for gradient in expected if gradient is not None))
-        is_mean = True
-        for gradient, whole in pairs:
-            if gradient is None or whole is None:
+        for name, gradient, whole in zip(names, gradients, expected, strict=True):
+            if whole is None or (
+                gradient is not None and close(gradient, whole, scale=scale, precision=precision)
+            ):
                 continue
-            mean = gradient.contiguous()
-            self._world.all_reduce(mean)
-            mean.div_(self._world.place.size)
-            if not close(mean, whole, scale=scale, precision=unsplit.precision):
-                is_mean = False
-                self._comparison.difference = difference(
-                    mean, whole, scale=scale, precision=unsplit.precision
-                )
-        if not self._comparison.agreed(is_mean):
-            return "its gradients are not the mean of those of slices: its backward compares samples"
+            if gradient is None:
+                return f"the gradient of {name} is missing"
+            self._comparison.difference = difference(gradient, whole, scale=scale, precision=precision)
+            ratio = multiple(gradient, whole, scale=scale, precision=precision)
+            if ratio is not None:
+                return f"the gradient of {name} is {ratio:.6g} times that of the whole batch"
+            return f"the gradient of {name} is not the mean of those of slices: its backward compares samples"
         return ""
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 @dataclass(frozen=True, slots=True)

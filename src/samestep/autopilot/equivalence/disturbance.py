@@ -26,8 +26,9 @@ from samestep.autopilot.split.call_arguments import (
     is_split,
     selected,
 )
-from samestep.autopilot.state.reachable_state import Key, globals_of, modules_of
+from samestep.autopilot.state.reachable_state import globals_of, modules_of
 from samestep.hooks import declarations, module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.registry import attached, instead
 from samestep.hooks.tensor_tree import Path, mapped
 

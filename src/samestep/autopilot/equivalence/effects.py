@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from samestep.autopilot.files.overlay_lookup import is_device
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_users_code
 from samestep.base.units import one_line
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -81,7 +81,7 @@ def _is_compiling() -> bool:
         file = frame.f_code.co_filename
         if file.startswith(_COMPILER):
             return True
-        if is_user_code(file):
+        if is_users_code(frame.f_code, frame.f_globals):
             return False
         frame = frame.f_back
     return False

@@ -165,6 +165,19 @@ def difference(
     return Difference(float(distance), least + relative * largest(expected))
 
 
+def multiple(
+    result: Tensor, expected: Tensor, *, scale: float = 0.0, precision: torch.dtype | None = None
+) -> float | None:
+    """Return the number by which `expected` times it is `result`, see `close`; None if there is none."""
+    if result.shape != expected.shape or not (result.is_floating_point() and expected.is_floating_point()):
+        return None
+    squares = float(expected.detach().double().square().sum())
+    if not squares or not math.isfinite(squares):
+        return None
+    factor = float((result.detach().double() * expected.detach().double()).sum()) / squares
+    return factor if close(result, expected * factor, scale=scale, precision=precision) else None
+
+
 def largest(*tensors: Tensor) -> float:
     """Return the largest finite absolute value of floating-point tensors; 0 if there is none."""
     maximum = 0.0

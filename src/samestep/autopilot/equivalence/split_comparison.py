@@ -129,6 +129,8 @@ class SplitComparison:
 
     def __init__(self, forward: Forward, module: nn.Module, world: World) -> None:
         self._forward, self.module, self._world = forward, module, world
+        self.lacks_gathering = False
+        """Whether the last split call failed because no way gathers an output."""
         self._gatherings: dict[Path, Sequence[Gathering]] | None = None
         """The ways to gather outputs that passed earlier comparisons; None for all."""
 
@@ -243,6 +245,7 @@ class SplitComparison:
         for path, part in parts.items():
             gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
             if not gathered:
+                self.lacks_gathering = True
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
             left[path] = [gathering for gathering, _ in gathered]
             gatherings[path], together[path] = gathered[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
+from samestep.autopilot.helpers.sent_arguments import received
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.helpers.team import TeamWorld
@@ -172,8 +173,7 @@ class Helper:
                 for number in message.dropped:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
-                    args, kwargs = mapped(message.arguments, _copy)
-                    arguments = CallArguments(args, kwargs)
+                    arguments = self._copied_arguments(message)
                     self.slices.check(
                         *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
                         begins=message.begins,
@@ -184,9 +184,19 @@ class Helper:
             error = f"{type(raised).__name__}: {raised}"
         self.line.answer(error)
 
+    def _copied_arguments(self, message: Check) -> CallArguments:
+        """Return the arguments of a call; if they cannot be made, its check fails on all ranks."""
+        try:
+            args, kwargs = mapped(received(message.arguments), _copy)
+            return CallArguments(args, kwargs)
+        except Exception:
+            with suppress(OtherRankFailedError):
+                self.slices.world.fail()
+            raise
+
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:
-            plan, arguments = self.slices.plans[message.plan], CallArguments(*message.arguments)
+            plan, arguments = self.slices.plans[message.plan], CallArguments(*received(message.arguments))
             result = self.slices.call(
                 plan, nn.Module.__call__, mirror.module, mirror.weights, arguments, carried=message.carried
             )

@@ -424,14 +424,10 @@ class NetworkTeamWorld(RelayedWorld):
         self.all_reduce(tensor)
         return CompletedWork()
 
-    def average(self, tensor: Tensor) -> None:
-        """See `TeamWorld.average`."""
-        with self._together("average", tensor):
-            self.inner.average_later(tensor).wait()
-
     def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`."""
-        self.average(tensor)
+        with self._together("average", tensor):
+            self.inner.average_later(tensor).wait()
         return CompletedWork()
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:

@@ -34,24 +34,20 @@ from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
 from samestep.autopilot.helpers.pickling import scripts_modules_by_value
+from samestep.autopilot.helpers.sent_arguments import sent
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
-from samestep.autopilot.helpers.slices import (
-    PRINTS,
-    CallGraph,
-    CallResult,
-    rows_of_inputs,
-)
+from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, rows_of_inputs
 from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT, Account, called_in_parts
+from samestep.autopilot.script.call_account import FEWER, Account, called_in_parts
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
-from samestep.autopilot.split.short_calls import MADE_AGAIN, MEASURED, CallKind, FreshModules, ShortCalls
+from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
@@ -149,7 +145,7 @@ class MainCalls:
         """Compute a call on this rank; `in_parts`, its calls of other modules may be split."""
         place = self._account.place_of(call.module)
         self._account.note_unsplit(place, why)
-        self._helpers.note_unsplit(at_once=why in (CHECKED, MEASURED, LONGER_SPLIT))
+        self._helpers.note_unsplit(at_once=why in (CHECKED, *SAVE_TIME))
         if torch.is_grad_enabled():
             self._account.steps.note_call(is_split=False)
         if not in_parts:
@@ -169,19 +165,23 @@ class MainCalls:
     def _called(self, call: ModuleCall) -> Any:
         module, arguments = call.module, call.arguments
         kind = self._short_calls.begin(module, arguments)
-        if kind.is_unsplit:  # first, since these calls are short
-            outputs = self._unsplit(call, kind.why)
-            self._short_calls.end(kind, module)
-            return outputs
+        if kind.is_unsplit and kind.calls:  # first, since these calls are short
+            return self._saving_time(call, kind)
         known = self._known.setdefault(module, ModuleCalls())
         self._recover()
         state = self._obstacle(call) or self._state_of(call, known)
         if isinstance(state, Obstacle):
             in_parts = not state.of_parts and may_call_parts(module)
             return self._unsplit(call, state.why, in_parts=in_parts)
-        _, plain, signature = state
-        calls = known.by_signature[signature]
-        if why := self._reason_to_wait(calls):
+        calls = known.by_signature[state[2]]
+        if kind.is_unsplit and calls.state is not State.UNSPLIT:
+            return self._saving_time(call, kind)
+        return self._checked(call, kind, state, calls)
+
+    def _checked(self, call: ModuleCall, kind: CallKind, state: CallState, calls: SignatureCalls) -> Any:
+        """Compute a call in the way of its signature, after a check of it where one is due."""
+        (_, plain, signature), module, arguments = state, call.module, call.arguments
+        if why := self._reason_to_wait(call, calls):
             return self._unsplit(call, why)
         is_checked = self._is_checked(calls, arguments)
         if is_checked:
@@ -196,12 +196,18 @@ class MainCalls:
             self._leave_out_own_changes(module, plain, signature)
         return outputs
 
-    def _reason_to_wait(self, calls: SignatureCalls) -> str | None:
+    def _saving_time(self, call: ModuleCall, kind: CallKind) -> Any:
+        outputs = self._unsplit(call, kind.why)
+        self._short_calls.end(kind, call.module)
+        return outputs
+
+    def _reason_to_wait(self, call: ModuleCall, calls: SignatureCalls) -> str | None:
         """Return why a call is unsplit whatever a check of it would find, if it is."""
         if calls.lose_helpers:
             return LOSES
-        is_late = calls.state is State.NEW and not self._options.checks_at_once
-        return CHECKED if is_late and not self._check_time.may_begin else None
+        may_begin = self._options.checks_at_once or self._check_time.may_begin
+        is_late = calls.state is State.NEW and not may_begin
+        return CHECKED if is_late and refusal(call.module, self.device) is None else None
 
     def _is_checked(self, calls: SignatureCalls, arguments: CallArguments) -> bool:
         """Return whether a call begins a check, or continues one."""
@@ -331,8 +337,7 @@ class MainCalls:
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
-        place, note = self._account.place_of(call.module), self._account.note_check
-        expect = partial(note, place, stream=sys.stderr)
+        expect = partial(self._account.note_check, self._account.place_of(call.module), stream=sys.stderr)
         if self._options.checks_at_once:
             return Pace(expect=expect)
         end = monotonic() + (AT_ONCE_S if begins else max(PER_CALL_S, checking.unsplit_s))
@@ -424,7 +429,7 @@ class MainCalls:
         return {
             "mirror": known.number,
             "written": known.written(),
-            "arguments": call.arguments.both,
+            "arguments": sent(call.arguments.both),
             "surroundings": surroundings,
             "streams": streams,
             "plan": plan,
@@ -466,7 +471,7 @@ class MainCalls:
     def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
         """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
-            with nullcontext() if key is not None else scripts_modules_by_value():
+            with scripts_modules_by_value() if key is None else nullcontext():
                 self._helpers.line.send(message, key=key, rows=rows)
         except PeerLost:
             raise

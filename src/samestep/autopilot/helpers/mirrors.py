@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import sys
 import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -33,12 +34,11 @@ from samestep.autopilot.helpers.pickling import (
     unpickled,
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
-    Key,
     called_by,
     forget_classes,
     functions_of,
@@ -53,13 +53,18 @@ from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.units import one_line
 from samestep.hooks import module_parts
-from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
+from samestep.hooks.object_graph import Key
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
 _DEPTH = 8
 """The depth to which containers and objects are followed: a guess."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
+
+
+_COMPARED = (Tensor, type, ModuleType, FunctionType, MethodType)
+"""Values that are compared in other ways, or are sent by their names."""
 
 
 class MirrorError(Error):
@@ -116,6 +121,18 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         values[key] = tuple(map(id, _flat_elements(value)))
     elif isinstance(value, np.ndarray):
         values[key] = _digest(value)
+    elif isinstance(value, (array, bytearray)):
+        values[key] = hashlib.blake2b(value, digest_size=16).hexdigest()
+    elif not isinstance(value, _COMPARED) and not is_record(value):
+        values.update(_settings_of_object(key, value))
+
+
+def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
+    """Yield the flags, numbers and texts of an object of a library, or of a module in a list or a dict."""
+    for place, part in enumerate(modules_of(value) if isinstance(value, nn.Module) else [value]):
+        for name, setting in [*(stored_fields(part) or {}).items()]:
+            if isinstance(setting, PLAIN):
+                yield (key[0], f"{key[1]}.{place}.{name}"), setting
 
 
 class LayerSettings:
@@ -188,9 +205,10 @@ def replaced_functions(module: nn.Module) -> str:
     """Return the name of a library's function that the script has replaced; helpers have the original."""
     for name, function in called_by(module):
         owner, _, attribute = name.partition(".")
-        if attribute and isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename):
+        if attribute and isinstance(function, FunctionType):
             home = function.__module__
-            if home and home.rpartition(".")[2] != owner and home in ("__main__", "__mp_main__"):
+            is_users = is_users_code(function.__code__, function.__globals__)
+            if is_users and home and home.rpartition(".")[2] != owner and home in ("__main__", "__mp_main__"):
                 return name
     return ""
 

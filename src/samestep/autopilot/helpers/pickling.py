@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_user_code, is_users_code
+from samestep.autopilot.state.reachable_state import CACHED
 from samestep.hooks.raw_containers import (
     base_of,
     contents_of,
@@ -35,8 +36,6 @@ Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
 _FILLED = (OrderedDict, dict, list, deque, set)
 """Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
-_CACHED: Any = type(lru_cache(len))
-"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -62,9 +61,11 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
         return marshal.loads, (marshal.dumps(value),)
     if isinstance(value, torch.jit.ScriptFunction):
         return _compiled, (value.save_to_buffer({}),)
-    cached = value.__wrapped__ if isinstance(value, _CACHED) else None
-    if isinstance(cached, FunctionType) and is_user_code(cached.__code__.co_filename):
+    cached = value.__wrapped__ if isinstance(value, CACHED) else None
+    if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
+    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
+        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
     if special is not None and sys.modules.get(special.__name__) is special:
         return importlib.import_module, (special.__name__,)

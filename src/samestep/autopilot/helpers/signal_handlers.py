@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_users_code
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead
 
@@ -127,7 +127,7 @@ def _is_in_exchange(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code is _FINALIZER or code.co_filename.startswith(_EXCHANGES):
             return True
-        if is_user_code(code.co_filename):
+        if is_users_code(code, frame.f_globals):
             return False
         frame = frame.f_back
     return False

@@ -13,6 +13,7 @@ from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.team import TeamWorld
+from samestep.autopilot.split.averaged_gradients import averages, sparse_places
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.autopilot.split.call_plans import (
     ConcatenatedOutput,
@@ -36,7 +37,6 @@ from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
-from samestep.parallel.gradients.initial_agreement import sparse_weights
 
 
 class ReturnedTensors:
@@ -242,8 +242,7 @@ class RankSlices:
         if not with_gradients:
             return CallResult(outputs, sides, None, [])
         with_graph = [output for _, output in with_gradients]
-        rows = set(map(id, sparse_weights(module).values()))
-        sparse = frozenset(place for place, weight in enumerate(weights) if id(weight) in rows)
+        sparse = sparse_places(module, weights)
         read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in with_gradients]
         graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse, total, read)
         sources = [*weights, *inputs.used_by(with_graph)]
@@ -282,57 +281,8 @@ class RankSlices:
         weights = graph.sources[: graph.num_weights]
         with unaveraged([out for out, _ in pairs]), _without_hooks(weights):
             gradients = _gradients(pairs, graph.sources, retain=retain)
-        return [*self._averaged(weights, gradients[: len(weights)], graph.sparse), *gradients[len(weights) :]]
-
-    def _averaged(
-        self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], sparse: frozenset[int]
-    ) -> list[Tensor | None]:
-        """Return the averages of gradients over the ranks; None where no rank has one."""
-        if not gradients:
-            return []
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for place, weight in enumerate(weights):
-            if place not in sparse:
-                by_dtype.setdefault(weight.dtype, []).append(place)
-        averages: list[Tensor | None] = [None] * len(gradients)
-        for places in by_dtype.values():
-            parts = [
-                (
-                    torch.zeros_like(weights[place]) if (gradient := gradients[place]) is None else gradient
-                ).reshape(-1)
-                for place in places
-            ]
-            is_own = [gradients[place] is not None for place in places]
-            is_there = parts[0].new_ones(len(places))
-            for number in (number for number, has_gradient in enumerate(is_own) if not has_gradient):
-                is_there[number] = 0
-            flat = torch.cat([*parts, is_there])
-            self.world.average(flat)
-            *of_weights, is_there = torch.split(flat, [*map(len, parts), len(places)])
-            # A device is read only if a gradient is missing here, which another rank may have.
-            shares = is_own if all(is_own) else is_there.tolist()
-            for place, part, share in zip(places, of_weights, shares, strict=True):
-                # With memory and a version of its own: it may be changed, kept or saved without the others.
-                averages[place] = part.view(weights[place].shape).clone() if share else None
-        for place in sorted(sparse):
-            averages[place] = self._average_of_rows(weights[place], gradients[place])
-        return averages
-
-    def _average_of_rows(self, weight: Tensor, gradient: Tensor | None) -> Tensor | None:
-        """Return the average of gradients of which each rank has the rows that its samples use.
-
-        It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
-        """
-        gradients = [rows for rows in self.world.all_gather_objects(gradient) if rows is not None]
-        if not gradients:
-            return None
-        size = self.world.place.size
-        if not all(rows.is_sparse for rows in gradients):
-            dense = [rows.to_dense() if rows.is_sparse else rows for rows in gradients]
-            return torch.stack(dense).sum(0) / size
-        indices = torch.cat([rows._indices() for rows in gradients], dim=1)  # noqa: SLF001 - uncoalesced
-        values = torch.cat([rows._values() for rows in gradients]) / size  # noqa: SLF001
-        return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
+        of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse)
+        return [*of_weights, *gradients[len(weights) :]]
 
 
 def rows_of_inputs(arguments: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:

@@ -32,9 +32,6 @@ _NOTHING = torch.empty(0, device="cpu")
 class TeamWorld(World, Protocol):
     """World of the ranks of a team, in which a rank may fail alone, and the others learn it."""
 
-    def average(self, tensor: Tensor) -> None:
-        """Average `tensor` over all ranks, in place."""
-
     def end_check(self) -> None:
         """Return once all ranks have come to the end of a check.
 
@@ -198,10 +195,11 @@ class MemoryTeamWorld(DerivedWorld):
         with _together():
             self._memory.barrier()
 
-    def average(self, tensor: Tensor) -> None:
-        """See `TeamWorld.average`."""
+    def average_later(self, tensor: Tensor) -> Work:
+        """See `World.average_later`."""
         with _together():
             self._memory.average(tensor)
+        return CompletedWork()
 
     def end_check(self) -> None:
         """See `TeamWorld.end_check`."""

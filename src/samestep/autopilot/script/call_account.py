@@ -6,15 +6,15 @@ import sys
 import sysconfig
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from os import getpid
 from pathlib import Path
 from statistics import median
-from types import FrameType
-from typing import TextIO
+from types import CodeType, FrameType
+from typing import Any, TextIO
 from weakref import ref
 
 import torch
@@ -312,6 +312,23 @@ def is_user_code(file: str) -> bool:
     return not is_internal_code(file) and not library_of(file)
 
 
+def is_users_code(
+    code: CodeType, names: Mapping[str, Any], is_user: Callable[[str], bool] = is_user_code
+) -> bool:
+    """Return whether code with these globals is user code.
+
+    Code that was typed at the prompt, piped to ``python`` or made by ``exec`` has no file: its module
+    decides, whose file is missing or ``<stdin>``.
+    """
+    file = code.co_filename
+    if not file.startswith("<"):
+        return is_user(file)
+    of_module = names.get("__file__")
+    if isinstance(of_module, str) and not of_module.startswith("<"):
+        return is_user(of_module)
+    return names.get("__name__") == "__main__" and not file.startswith("<frozen ")
+
+
 def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
     """Return the line of user code that has led to this call, or else the nearest line of a library."""
     caller = sys._getframe(1)  # noqa: SLF001 - the public way copies the whole stack
@@ -319,7 +336,7 @@ def calling_site(is_user: Callable[[str], bool] = is_user_code) -> Site:
     frame: FrameType | None = caller
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_user(file):
+        if is_users_code(frame.f_code, frame.f_globals, is_user):
             return Site(file, frame.f_lineno)
         if not is_internal_code(file):
             libraries.append(Site(file, frame.f_lineno))

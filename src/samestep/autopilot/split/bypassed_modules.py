@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.script.call_account import Account, Site, called_in_parts, is_user_code
+from samestep.autopilot.script.call_account import Account, Site, called_in_parts, is_user_code, is_users_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.autopilot.split.slice_context import is_checkpointed
 from samestep.base.context_values import bound
@@ -93,7 +93,7 @@ def _owner(frame: FrameType) -> nn.Module | None:
 def _caller(frame: FrameType) -> Site | None:
     """Return the line that calls a frame, if it is user code."""
     caller = frame.f_back
-    if caller is None or not is_user_code(caller.f_code.co_filename):
+    if caller is None or not is_users_code(caller.f_code, caller.f_globals):
         return None
     return Site(caller.f_code.co_filename, caller.f_lineno)
 

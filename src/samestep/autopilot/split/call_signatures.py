@@ -22,7 +22,8 @@ from torch import nn
 
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, unequal_sizes
 from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
-from samestep.autopilot.state.reachable_state import Key, constants_of
+from samestep.autopilot.state.reachable_state import constants_of
+from samestep.hooks.object_graph import Key
 
 Interval: TypeAlias = Any
 """The interval of a number, or what stands for it where a value is no number."""

@@ -7,7 +7,7 @@ may compute something else in the next one. A hook would get a slice instead of 
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
@@ -26,11 +26,12 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.split.call_arguments import CallArguments
-from samestep.autopilot.state.reachable_state import LISTS, PLAIN, Key, is_record, modules_of, reached, walked
+from samestep.autopilot.state.reachable_state import LISTS, PLAIN, is_record, modules_of, reached, walked
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, length
-from samestep.hooks.tensor_tree import Path, parts_of, text
+from samestep.hooks.tensor_tree import parts_beside_tensors, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
 """Values by the index of their module among the called module's submodules, and by their name."""
@@ -282,7 +283,7 @@ def kept_of_slice(whole: Attributes, part: Attributes, total: int) -> str | None
 
 def returned_of_slice(whole: Any, part: Any, total: int) -> str | None:
     """Return the place of a value beside tensors in the outputs that may depend on the slice, if any."""
-    values, values_of_part = dict(_others(whole)), dict(_others(part))
+    values, values_of_part = dict(parts_beside_tensors(whole)), dict(parts_beside_tensors(part))
     for path in {**values, **values_of_part}:
         if (
             path not in values
@@ -334,16 +335,6 @@ def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
-
-
-def _others(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the parts of a value that are no tensors and no containers, with their places."""
-    parts = list(parts_of(value))
-    for key, part in parts:
-        yield from _others(part, (*path, key))
-    is_container = isinstance(value, (list, tuple, dict)) and not isinstance(value, PackedSequence)
-    if not parts and not is_container and not isinstance(value, Tensor):
-        yield path, value
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -38,6 +38,10 @@ TIMED = 3
 """Calls of each way in a measurement: the fewest whose median is not moved by a slow one."""
 MEASURED = "to measure how long it takes unsplit"
 """The reason for the unsplit calls of a measurement."""
+SHORTER_STEPS = "the training's steps are shorter with unsplit calls"
+"""The reason for calls that are unsplit because of the steps, whatever the calls themselves take."""
+SAVE_TIME = (MEASURED, SHORTER_STEPS, LONGER_SPLIT)
+"""The reasons for calls that could be split, as far as known."""
 LONGEST_S = 0.2
 """The longest split call that is compared with an unsplit one, which delays the training: a guess."""
 _WITH_BACKWARD, _FORWARD_ALONE = 3.0, 1.5
@@ -69,7 +73,9 @@ class CallKind:
     @property
     def why(self) -> str:
         """The reason why the next call is unsplit."""
-        return MEASURED if self.is_timed else LONGER_SPLIT
+        if self.is_timed:
+            return MEASURED
+        return LONGER_SPLIT if self.is_short else SHORTER_STEPS
 
 
 class ShortCalls:

@@ -16,40 +16,42 @@ globals that their functions refer to::
 import dis
 import sys
 from argparse import Namespace
-from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
 from types import (
     BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MethodType,
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.base import env
-from samestep.hooks.raw_containers import base_of, elements, fields_of, is_mapping, items, length
+from samestep.hooks.object_graph import Key, Parts, stored_in, walk
+from samestep.hooks.raw_containers import base_of
 
-Key: TypeAlias = tuple[int, str]
-"""The index of a module among the called module's submodules, or -1 for a global; and a name in it."""
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
 """Depth to which values are followed, and parts of each that are read: guesses, since each call reads
 them."""
 _COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
+_RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
+CACHED: Any = type(lru_cache(len))
+"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
+_WITH_CODE = (*_CALLABLE, CACHED)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""
 
@@ -69,12 +71,18 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
 def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]:
     """Yield all values that the forward of a module can reach, with their keys; containers come first.
 
-    Values in containers and objects are followed to a `depth`.
+    The number in a key is the index of a module among the submodules, or -1 for a global. Values in
+    containers and objects are followed to a `depth`.
     """
-    seen: set[int] = set()
+    parts = [*modules_of(module)]
+    yield from walk(_roots(parts), _parts, depth=depth, known=map(id, parts))
+
+
+def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
+    """Yield the attributes of modules, and what their classes refer to."""
     kinds: set[Any] = set()
     torchs_kinds: set[Any] = set()
-    for place, part in enumerate(modules_of(module)):
+    for place, part in enumerate(parts):
         kind = type(part)
         if kind in torchs_kinds:
             continue
@@ -84,10 +92,9 @@ def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]
         kinds.add(kind)
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
-                yield from _walk((place, key), value, depth, seen)
+                yield (place, key), value
     for kind in kinds:
-        for name, value in _shared_by(kind):
-            yield from _walk((-1, name), value, depth, seen)
+        yield from (((-1, name), value) for name, value in _shared_by(kind))
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -97,10 +104,20 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
     for names, name in _globals_of(kind):
         if name in names:
             yield name, names[name]
+    for function in _code_of(kind):
+        if _keeps_values(function):
+            yield f"{function.__qualname__}()", function
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
                 yield f"{owner.__name__}.{name}", value
+
+
+def _keeps_values(function: FunctionType) -> bool:
+    """Return whether a function has variables of an enclosing function, or defaults that may change."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    variables = set(function.__code__.co_freevars) - {"__class__"}
+    return bool(variables) or not all(isinstance(value, PLAIN) for value in defaults)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -125,22 +142,17 @@ def scripts_classes(kind: Any) -> list[type]:
     return [owner for owner in kind.__mro__ if _is_of_users(owner)]
 
 
-def cells_of(function: FunctionType) -> list[tuple[str, CellType, Any]]:
-    """Return the variables of enclosing functions that a function refers to, with their values if set."""
-    variables = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):
-            variables.append((name, cell, cell.cell_contents))  # an empty cell raises
-    return variables
-
-
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
     """Return the globals that a user-defined function refers to, except functions."""
+    return [pair for part in functions_in(function) for pair in _named_in(part)]
+
+
+def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
+    names = function.__globals__
     return [
-        (part.__globals__, name)
-        for part in functions_in(function)
-        for name in _names_in(part.__code__)
-        if not isinstance(part.__globals__.get(name), FunctionType)
+        (names, name)
+        for name in _names_in(function.__code__)
+        if not isinstance(names.get(name), FunctionType)
     ]
 
 
@@ -151,7 +163,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         candidate = waiting.pop()
         seen += 1
         if isinstance(candidate, FunctionType):
-            if is_user_code(candidate.__code__.co_filename):
+            if is_users_code(candidate.__code__, candidate.__globals__):
                 yield candidate
             waiting += [candidate.__dict__["__wrapped__"]] if "__wrapped__" in candidate.__dict__ else []
         elif isinstance(candidate, (staticmethod, classmethod, MethodType)):
@@ -160,6 +172,8 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             waiting += [part for part in (candidate.fget, candidate.fset) if part is not None]
         elif isinstance(candidate, partial):
             waiting.append(candidate.func)
+        elif isinstance(candidate, CACHED):
+            waiting.append(candidate.__wrapped__)
 
 
 def _classes_in(module: nn.Module) -> list[Any]:
@@ -176,41 +190,30 @@ def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
 
 def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
     """Yield a value and its parts, each with a key that begins with this name."""
-    yield from _walk((0, name), value, _DEPTH, set())
+    yield from walk([((0, name), value)], _parts, depth=_DEPTH)
 
 
-def _walk(key: Key, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[Key, Any]]:
-    yield key, value
-    if isinstance(value, PLAIN) or not depth:
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    for name, part in _parts(value):
-        yield from _walk((key[0], f"{key[1]}.{name}"), part, depth - 1, seen)
-
-
-def _parts(value: Any) -> list[tuple[Any, Any]]:
-    """Return the parts of a value, each with its name."""
-    parts: list[tuple[Any, Any]] = []
-    if isinstance(value, _CALLABLE):
+def _parts(value: Any) -> Parts:
+    """Return the parts of a value that a forward may read, or that it may run."""
+    if base_of(value) is not None:
+        return stored_in(value, most=_MOST_KEYS)
+    if isinstance(value, _WITH_CODE):
+        parts = stored_in(value) if isinstance(value, (MethodType, partial)) else []
         for function in functions_in(value):
-            parts += [(name, value) for name, _, value in cells_of(function)]
-            parts += [(name, names[name]) for names, name in named_by(function) if name in names]
-            parts += enumerate(function.__defaults__ or ())
-        if isinstance(value, partial):
-            parts += [*enumerate(value.args), *value.keywords.items()]
-    elif is_mapping(value):
-        parts += items(value) if length(value) <= _MOST_KEYS else ()
-    elif base_of(value) in (tuple, *LISTS):
-        parts += enumerate(elements(value)) if length(value) <= _MOST_KEYS else ()
-    elif isinstance(value, (type, ModuleType)):
-        parts += shared_fields(value).items()
+            parts += stored_in(function)
+            parts += [(name, names[name]) for names, name in _named_in(function) if name in names]
+        return parts
+    if isinstance(value, (type, ModuleType)):
+        parts = [*shared_fields(value).items()]
         if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
             parts += [(name, field) for name, field in [*vars(value).items()] if isinstance(field, _CALLABLE)]
-    elif is_record(value):
-        parts += fields_of(value).items()
-    return parts
+        return parts
+    if isinstance(value, nn.Module):  # one that is not registered, such as a teacher in a list
+        attributes = [(name, part) for name, part in [*vars(value).items()] if name not in MODULE_ATTRIBUTES]
+        registered = (value._parameters, value._buffers, value._modules)  # noqa: SLF001
+        attributes += [pair for parts in registered for pair in [*parts.items()]]
+        return [("training", value.training), *attributes]
+    return stored_in(value) if isinstance(value, MappingProxyType) or is_record(value) else []
 
 
 def shared_fields(value: Any) -> dict[str, Any]:
@@ -232,6 +235,8 @@ def _is_of_script(value: Any) -> bool:
     owner = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     file = known_files.get(value.__module__) if known_files and owner is not value else None
     file = file or getattr(owner, "__file__", None)
+    if file is None or file == "<stdin>":  # typed at the prompt, or piped to Python
+        return getattr(owner, "__name__", "") == "__main__"
     return isinstance(file, str) and is_user_code(file)
 
 
@@ -239,7 +244,7 @@ def is_record(value: Any) -> bool:
     """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
     if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
         return False
-    if isinstance(value, (Namespace, SimpleNamespace)) or is_dataclass(value):
+    if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
     kind: Any = type(value)
     return bool(_is_of_users(kind)) or _is_of_script(kind)
@@ -247,11 +252,7 @@ def is_record(value: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _reads_environment(kind: Any) -> bool:
-    functions = (member for owner in scripts_classes(kind) for member in [*vars(owner).values()])
-    return any(
-        isinstance(function, FunctionType) and {"environ", "getenv"} & set(function.__code__.co_names)
-        for function in functions
-    )
+    return any({"environ", "getenv"} & set(function.__code__.co_names) for function in _code_of(kind))
 
 
 @cache
@@ -359,7 +360,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         functions += [
             function
             for function in called
-            if isinstance(function, FunctionType) and is_user_code(function.__code__.co_filename)
+            if isinstance(function, FunctionType) and is_users_code(function.__code__, function.__globals__)
         ]
     return tuple(functions_by_code.values())
 

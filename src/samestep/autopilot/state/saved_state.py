@@ -1,11 +1,12 @@
 """Saves and restores the state that a call of a module may change, so that calls can be compared."""
 
-import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
+from itertools import islice
+from math import inf, isfinite
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -17,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.autopilot.state.reachable_state import (
+    CACHED,
     MODULE_ATTRIBUTES,
     PLAIN,
-    cells_of,
     functions_in,
     globals_of,
     is_record,
@@ -30,12 +31,11 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
-from samestep.hooks.raw_containers import base_of, contents_of, elements, fields_of, refill, restore_fields
+from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
+from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
 from samestep.hooks.tensor_tree import leaves
 
 Undo: TypeAlias = Callable[[], object]
-_CACHED: Any = type(lru_cache(len))
-"""The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 SideOutput: TypeAlias = tuple[str, str]
 """An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
 
@@ -48,8 +48,16 @@ class SavedState:
         values = list(reached(module))
         attributes = list(own_attributes(module))
         kept = [value for *_, value in attributes if _is_container(value)]
+        registered = {*map(id, module_parts.modules(module))}
+        unregistered = [
+            (key, value)
+            for key, value in values
+            if isinstance(value, nn.Module) and id(value) not in registered
+        ]
+        owners = [module, *(value for _, value in unregistered)]
+        parts = [*_distinct(part for owner in owners for part in module_parts.modules(owner))]
         self._undo = [
-            *_saved_modules(module),
+            *_saved_modules(parts),
             *_saved_names(module, [value for _, value in values]),
             *(
                 undo
@@ -58,7 +66,10 @@ class SavedState:
             ),
         ]
         tensors = {f"{name} of {place}": value for (place, name), value in values if type(value) is Tensor}
-        buffers = {id(buffer) for buffer in module_parts.buffers(module)}
+        for (place, name), owner in unregistered:
+            of_owner = module_parts.named_buffers(owner)
+            tensors |= {f"{name}.{buffer} of {place}": value for buffer, value in of_owner}
+        buffers = {id(buffer) for part in parts for buffer in part._buffers.values()}  # noqa: SLF001
         self._named = {**dict(module_parts.named_buffers(module)), **tensors}
         """Buffers, and other tensors that may be written to in place."""
         self._values = [
@@ -118,9 +129,9 @@ class SavedState:
         }
 
 
-def _saved_modules(module: nn.Module) -> Iterator[Undo]:
-    """Yield functions that restore the attributes, buffers and parameters of all modules."""
-    for part in module_parts.modules(module):
+def _saved_modules(parts: Iterable[nn.Module]) -> Iterator[Undo]:
+    """Yield functions that restore the attributes, buffers and parameters of modules."""
+    for part in parts:
         yield partial(refill, vars(part), dict(vars(part)))
         if not isinstance(part, torch.jit.ScriptModule):  # its tensors stay the same objects
             yield partial(refill, part._buffers, dict(part._buffers))  # noqa: SLF001
@@ -150,7 +161,7 @@ def _saved(value: Any) -> Iterator[Undo]:
         yield partial(_refill_array, value, value.copy())
     elif is_generator(value):
         yield partial(_set_generator_state, value, generator_state(value))
-    elif isinstance(value, _CACHED):
+    elif isinstance(value, CACHED):
         yield partial(_forget, value, _misses(value))
     elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
         optimizer = value if isinstance(value, Optimizer) else value.optimizer
@@ -159,7 +170,7 @@ def _saved(value: Any) -> Iterator[Undo]:
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
         yield partial(restore_fields, value, fields_of(value))
         for member in [*vars(type(value)).values()]:
-            if isinstance(member, _CACHED):
+            if isinstance(member, CACHED):
                 yield from _saved(member)
 
 
@@ -237,7 +248,7 @@ _WHOLE = 1e-9  # largest distance from an integer that the rounding of a float h
 def is_count(before: float, after: float) -> bool:
     """Return whether a number has changed by an integer."""
     change = after - before
-    return math.isfinite(change) and round(change) != 0 and abs(change - round(change)) < _WHOLE
+    return isfinite(change) and round(change) != 0 and abs(change - round(change)) < _WHOLE
 
 
 def _equal(tensor: Tensor, value: Tensor) -> bool:
@@ -290,17 +301,9 @@ class SavedArguments:
     """The containers and objects in the arguments of a call, with their contents."""
 
     def __init__(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        self._kept: list[tuple[Any, Any, dict[str, Any]]] = []
-        waiting: list[Any] = [arguments, dict(named)]
-        seen: set[int] = set()
-        while waiting and len(self._kept) < _MOST_SAVED:
-            value = waiting.pop()
-            if isinstance(value, _NO_OBJECTS) or id(value) in seen:
-                continue
-            seen.add(id(value))
-            contents, fields = _contents_and_fields(value)
-            self._kept.append((value, contents, fields))
-            waiting += _parts_of(value, contents, fields)
+        reached = walk([((0, ""), (arguments, dict(named)))], _parts, depth=inf)
+        objects = _distinct(value for _, value in reached if not isinstance(value, _NO_OBJECTS))
+        self._kept = [(value, *_contents_and_fields(value)) for value in islice(objects, _MOST_SAVED)]
 
     def are_changed(self) -> bool:
         """Return whether a container or an object has other contents than before."""
@@ -326,14 +329,8 @@ def _contents_and_fields(value: Any) -> tuple[Any, dict[str, Any]]:
     return contents, fields_of(value) if has_fields else {}
 
 
-def _parts_of(value: Any, contents: Any, fields: dict[str, Any]) -> list[Any]:
-    """Return the parts of a value that a call can reach."""
-    if isinstance(value, FunctionType):
-        return [kept for *_, kept in cells_of(value)]
-    if isinstance(value, (MethodType, BuiltinMethodType)):
-        return [value.__self__]
-    inner = tuple(elements(value)) if base_of(value) is tuple else contents
-    return [*_elements(inner), *fields.values()]
+def _parts(value: Any) -> Parts:
+    return [] if isinstance(value, _NO_OBJECTS) else stored_in(value)
 
 
 def _elements(contents: Any) -> Iterator[Any]:

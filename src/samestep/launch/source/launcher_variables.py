@@ -25,9 +25,10 @@ from typing import Any
 from samestep.base.env import Environment
 from samestep.base.place import Place
 from samestep.launch.source.names import Module, Names, assigned
-from samestep.launchers.registry import BY_NAME
+from samestep.launchers.registry import BY_NAME, FIELDS, LAUNCHERS
 
-_PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
+_PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL", "FLUX_TASK_", "FLUX_JOB_")
+"""Beginnings of the variables that launchers other than torchrun set."""
 _READERS = ("os.environ.get", "os.getenv")
 VARIABLES_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -39,42 +40,30 @@ def is_of_launcher(name: str) -> bool:
 
 _LOOPBACK = "127.0.0.1"
 
-_MEANINGS: tuple[tuple[tuple[str, ...], Callable[[Place], object]], ...] = (
-    (
-        ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
-        lambda place: place.rank,
+_FURTHER = {
+    "rank": ("MV2_COMM_WORLD_RANK",),
+    "size": ("SLURM_NTASKS", "SLURM_NPROCS", "MV2_COMM_WORLD_SIZE"),
+    "local_rank": ("OMPI_COMM_WORLD_NODE_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    "local_size": (
+        *("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+        "MV2_COMM_WORLD_LOCAL_SIZE",
     ),
-    (
-        (
-            *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"),
-            *("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
-        ),
-        lambda place: place.size,
-    ),
-    (
-        (
-            *("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
-            *("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-        ),
-        lambda place: place.local_rank,
-    ),
-    (
-        (
-            *("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
-            *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
-        ),
-        lambda place: place.local_size,
-    ),
-    (("SLURM_NODEID",), lambda place: place.node),
-    (("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), lambda place: place.nodes),
-)
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+}
+"""Variables of a field of a place that scripts read, and that no row of a launcher has."""
 _ON_ONE_NODE = (
     *("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
     *("SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR"),
 )
 """Variables that hold the job's nodes, or the address of the first."""
 _VALUES: Mapping[str, Callable[[Place], object]] = MappingProxyType(
-    {name: value for names, value in _MEANINGS for name in names}
+    {
+        name: operator.attrgetter(field)
+        for field in FIELDS
+        for names in (*(getattr(row, field) for row in LAUNCHERS), _FURTHER.get(field, ()))
+        for name in names
+        if name.startswith(_PREFIXES)
+    }
 )
 
 

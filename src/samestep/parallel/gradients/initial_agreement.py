@@ -71,7 +71,7 @@ def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
     They are sent as bytes, because back ends support different dtypes, and so that tensors share messages.
     """
     with torch.no_grad():
-        for group in _groups(tensors):
+        for group in groups(tensors):
             message = torch.cat([_bytes(tensor).to(world.device) for tensor in group])
             world.broadcast(message)
             if not world.place.is_main:
@@ -103,7 +103,7 @@ def _describe(name: str, form: str, frozen: str) -> str:
     return f"{name} ({', '.join(filter(None, [form, frozen]))})"
 
 
-def _groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in groups of at most PIECE_BYTES; a larger tensor is a group."""
     group: list[Tensor] = []
     size = 0

@@ -189,6 +189,8 @@ def _settled(info: PeerInfo, hosts: Mapping[str, list[PeerInfo]]) -> Place:
     place, here = info.place, hosts[info.host]
     if "local_rank" in info.assumed:
         place = replace(place, local_rank=here.index(info), local_size=len(here))
+    elif "local_size" in info.assumed:
+        place = replace(place, local_size=len(here))
     if {"node", "nodes", "local_rank"} & {*info.assumed} and place.local_size == len(here):
         place = replace(place, node=list(hosts).index(info.host), nodes=len(hosts))
     return place

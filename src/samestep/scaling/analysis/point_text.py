@@ -74,7 +74,7 @@ def over_words(point: Point, base: Point) -> str:
     """Return the one worker that the speedup of `point` is over; empty if it is not one on CPUs."""
     if point.baseline_cores_of == 1:
         return like_each(base)
-    return f"one process with {threads_of(point.baseline_cores_of, base)}"
+    return f"1 process with {threads_of(point.baseline_cores_of, base)}"
 
 
 def threads_of(cores_of: int, base: Point) -> str:
@@ -91,11 +91,11 @@ def like_each(base: Point) -> str:
 
     >>> rate = {"samples_per_second": 1, "speedup": 1, "efficiency": 1}
     >>> like_each(Point(workers=1, device="cpu", threads=4, **rate))
-    'one worker with 4 threads'
+    '1 worker with 4 threads'
     """
     if base.workers > 1 or base.device != "cpu" or not base.threads:
         return ""
-    return f"one worker with {threads_of(1, base)}"
+    return f"1 worker with {threads_of(1, base)}"
 
 
 def notable_losses(point: Point) -> Sequence[Loss]:

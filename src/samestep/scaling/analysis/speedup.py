@@ -17,6 +17,9 @@ from samestep.scaling.analysis.study import PHASES, Interval, Loss, Mode, Point,
 AS_FAST = 1.05
 """The largest speedup over one process with several workers' cores that is reported as no faster."""
 
+CLEARLY = 3.0
+"""The smallest factor between all runs of two points that decides which is faster, whatever the intervals."""
+
 _MODES: tuple[Mode, ...] = ("strong", "weak", "neither")
 # The phases in which a rank waits for no other.
 _OWN = tuple(name for name in PHASES if name != "exposed_sync")
@@ -108,11 +111,32 @@ def threads_as_fast(series: Sequence[Point], one_process: Sequence[Point]) -> As
         return None  # the one worker like each is the better baseline, and speedups are over it
     if workers.samples_per_second > AS_FAST * process.samples_per_second:
         return None
-    ratios = [rate_ratio(point, process) for point in larger]
-    ends = [interval for interval in ratios if interval is not None]
-    is_certain = len(ends) == len(larger) and all(high <= AS_FAST for _, high in ends)
+    undecided = [rate_ratio(point, process) for point in larger if slower_by(point, process) is None]
+    ends = [interval for interval in undecided if interval is not None]
+    is_certain = len(ends) == len(undecided) and all(high <= AS_FAST for _, high in ends)
     is_open = any(is_vague(interval) and interval[1] > AS_FAST for interval in ends)
-    return AsFast(over(workers, process), is_certain, is_open and not is_certain)
+    return AsFast(over(workers, process), is_certain, is_open)
+
+
+def slower_by(point: Point, baseline: Point) -> float | None:
+    """Return by which factor the fastest run of `point` is slower than the slowest run of `baseline`.
+
+    It is None if the runs do not decide that `point` is slower. They do if the factor is at least `CLEARLY`,
+    and at least the factor between the repeats of either point: to reverse the order, a further repeat would
+    have to differ from the others by more than any of them did. Student's interval of two or three runs does
+    not show that, since it is wide however far apart the two points are.
+    """
+    if min(len(point.runs), len(baseline.runs)) < 2:
+        return None
+    factor = min(baseline.runs) / max(point.runs)
+    spread = max(max(measured.runs) / min(measured.runs) for measured in (point, baseline))
+    return factor if factor >= max(CLEARLY, spread) else None
+
+
+def baseline_of(point: Point, base: Point, one_process: Iterable[Point]) -> Point:
+    """Return the one worker that the speedup of `point` is over: `base`, or the process with more cores."""
+    alone = one_process_of([base], one_process)
+    return next((process for process in alone if process.cores_of == point.baseline_cores_of), base)
 
 
 def same_threads(series: Sequence[Point]) -> list[Point]:

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from samestep.base.units import percent
-from samestep.scaling.analysis.point_text import gain
+from samestep.scaling.analysis.point_text import counted, gain, over_words, times
 from samestep.scaling.analysis.speedup import (
     AS_FAST,
+    baseline_of,
     fair,
     is_faster,
     knee,
@@ -23,6 +24,7 @@ from samestep.scaling.analysis.speedup import (
     relate,
     same_threads,
     series_of,
+    slower_by,
     threads_as_fast,
     with_losses,
 )
@@ -45,6 +47,9 @@ SENTENCES: Mapping[str, str] = {
 
 UNCERTAIN = "The intervals do not decide this; measure more repeats."
 """Follows the sentence of a conclusion that is not certain."""
+
+APART = "The slowest run of {baseline} was {factor} as fast as the fastest of {workers}."
+"""Follows the sentence of a conclusion that is certain although its interval is wide."""
 
 NO_CONCLUSIONS = (
     *("inconclusive", "superlinear", "single-point"),
@@ -83,14 +88,16 @@ def judge(
         return None
     series = _fastest([points for points in all_series if points[0].mode == all_series[0][0].mode])
     code, point, is_certain = _concluded(series, bar, one_process)
-    is_probable = not is_certain and code not in NO_CONCLUSIONS
+    reason = "" if code in NO_CONCLUSIONS else UNCERTAIN
+    if is_certain:
+        reason = "" if point is None else _apart(point, series[0], one_process)
     required = "" if bar is None else percent(bar)
     reached = "" if point is None else gain(point, series[0])
     sentence = SENTENCES[code].format(gain=reached, bar=required)
     label = f"{series[0].variant}: " if series[0].variant else ""
     return Verdict(
         code=code,
-        sentence=f"{label}{sentence} {UNCERTAIN}" if is_probable else f"{label}{sentence}",
+        sentence=f"{label}{sentence} {reason}".rstrip(),
         is_certain=is_certain,
         workers=None if point is None or code in NO_CONCLUSIONS else point.workers,
         variant=series[0].variant,
@@ -98,17 +105,17 @@ def judge(
         bar=bar,
         worth=()
         if bar is None
-        else tuple(chain.from_iterable(worth_of(bar, points) for points in all_series)),
+        else tuple(chain.from_iterable(worth_of(bar, points, one_process) for points in all_series)),
         largest_worth=None if bar is None else largest_worth(series, bar, one_process),
     )
 
 
-def worth_of(bar: float, series: Sequence[Point]) -> Iterator[Worth]:
+def worth_of(bar: float, series: Sequence[Point], one_process: Sequence[Point] = ()) -> Iterator[Worth]:
     """Yield whether each point of one mode and variant reaches a bar."""
     base = series[0]
     is_doubtful = base.oversubscribed or outdone(series) is not None
     for point in series:
-        is_sure = is_decided(point, base, bar) and not (point.oversubscribed or is_doubtful)
+        is_sure = is_decided(point, base, bar, one_process) and not (point.oversubscribed or is_doubtful)
         yield Worth(
             workers=point.workers,
             mode=point.mode,
@@ -136,11 +143,13 @@ def reaches(point: Point, base: Point, bar: float) -> bool:
     return point.efficiency >= bar and (point is base or is_faster(point, base))
 
 
-def is_decided(point: Point, base: Point, bar: float) -> bool:
+def is_decided(point: Point, base: Point, bar: float, one_process: Sequence[Point] = ()) -> bool:
     """Return whether the whole interval of `point` reaches `bar` as in `reaches`, or none of it.
 
-    The baseline itself has no interval.
+    The baseline itself has no interval. A point that is slower in all runs reaches no bar.
     """
+    if slower_by(point, baseline_of(point, base, one_process)) is not None:
+        return True
     efficient, speedup = same_threads([base, point])[1].between, point.between
     if efficient is None or speedup is None:
         return False
@@ -153,6 +162,8 @@ def pays(point: Point, fewer: Point) -> bool | None:
 
     If `fewer` is one worker, `point` has to be faster than one process on its cores as well.
     """
+    if slower_by(point, fewer) is not None:
+        return False
     answers = [
         None if known is None else True if known[0] >= needed else False if known[1] <= needed else None
         for known, needed in _needed(point, fewer)
@@ -190,7 +201,7 @@ def _concluded(series: Sequence[Point], bar: float | None, one_process: Sequence
         return _Conclusion("inconclusive") if as_fast.is_open else known
     if (best := outdone(usable)) is not None:
         return _Conclusion("superlinear", best)
-    return _by_knee(usable, knee(series)) if bar is None else _by_bar(usable, bar)
+    return _by_knee(usable, knee(series)) if bar is None else _by_bar(usable, bar, one_process)
 
 
 def _by_knee(usable: Sequence[Point], at: int | None) -> _Conclusion:
@@ -207,16 +218,26 @@ def _by_knee(usable: Sequence[Point], at: int | None) -> _Conclusion:
     return _Conclusion("knee" if beyond and not is_open else "speedup", end, is_certain and is_sure)
 
 
-def _by_bar(usable: Sequence[Point], bar: float) -> _Conclusion:
+def _by_bar(usable: Sequence[Point], bar: float, one_process: Sequence[Point]) -> _Conclusion:
     base = usable[0]
     largest = largest_worth(usable, bar) or base.workers
-    undecided = [point for point in usable if point.workers > largest and not is_decided(point, base, bar)]
+    larger = [point for point in usable if point.workers > largest]
+    undecided = [point for point in larger if not is_decided(point, base, bar, one_process)]
     if largest > base.workers:
         best = next(point for point in usable if point.workers == largest)
         return _Conclusion("worth", best, is_decided(best, base, bar))
     if any(point.is_open for point in undecided):
         return _Conclusion("inconclusive")
     return _Conclusion("not-worth", usable[1], not undecided)
+
+
+def _apart(point: Point, base: Point, one_process: Sequence[Point]) -> str:
+    """Return in a sentence how far apart the runs are that decide in spite of a wide interval; or nothing."""
+    factor = slower_by(point, baseline_of(point, base, one_process)) if point.is_open else None
+    if factor is None:
+        return ""
+    baseline = over_words(point, base) or "the baseline"
+    return APART.format(baseline=baseline, factor=times(factor), workers=counted(point.workers))
 
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:

@@ -14,7 +14,6 @@ from samestep.report.charts import Span as Drawn
 from samestep.report.drawing import PARTS, Chart, DataPoint, color, patterns
 from samestep.report.page import (
     bullets,
-    numeric_columns,
     page,
     section,
     table,
@@ -34,22 +33,24 @@ from samestep.scaling.report.tables import (
     kinds,
     parts,
     ranks,
+    resources,
     results,
     shown_ranks,
     steps,
 )
 
+_COUNTED = re.compile(r"(?<=\d) ")  # the space between a number and its noun
 _SENTENCE = re.compile(r"(?<=>)[^<>]*(?=</(?:p|li)>)")
 
 _TERMS = (
     ("baseline", "the smallest number of workers; on processors also one process with all their cores"),
     (
         "speedup",
-        "rate divided by the rate of the faster baseline, times the number of workers of this baseline",
+        "rate divided by that of a baseline, which is named; times the workers of this baseline",
     ),
     (
         "efficiency",
-        "speedup over one worker like each, divided by workers: 100 % if each is as fast as one alone",
+        "speedup over 1 worker, divided by workers: 100 % if each is as fast as one alone",
     ),
     ("strong scaling", "the global batch is constant; each worker's share of it shrinks"),
     ("weak scaling", "each worker's batch is constant; the global batch grows, which changes the training"),
@@ -114,27 +115,36 @@ def _has_no_conclusion(study: Study) -> bool:
 
 def _measured(study: Study) -> Iterator[str]:
     studied = kinds(study)
-    head, rows = results(study)
     drawn = "".join(chart.render() for chart in summary_charts(study))
-    yield section(
-        "Scaling", f'<div class="grid2">{drawn}</div>', table(rows, head=head, right=numeric_columns(rows))
-    )
+    yield section("Scaling", f'<div class="grid2">{drawn}</div>', _table(results(study)), *_resources(study))
     yield from _steps(study, studied)
 
 
+def _table(content: tuple[list[str], list[list[str]]]) -> str:
+    """Return a table of a header and rows; a number in a header stays with its noun."""
+    head, rows = content
+    bound = [_COUNTED.sub("\N{NO-BREAK SPACE}", name) for name in head]
+    return table(rows, head=bound)
+
+
+def _resources(study: Study) -> list[str]:
+    content = resources(study)
+    return ["<h3>Step, batch, memory and cost</h3>", _table(content)] if content[1] else []
+
+
 def _steps(study: Study, studied: list[Kind]) -> Iterator[str]:
-    head, rows = steps(study)
-    if not rows:
+    content = steps(study)
+    if not content[1]:
         return
-    lines = "".join(line.render() for line in time_lines(study))
-    parts = [table(rows, head=head, right=numeric_columns(rows)), lines]
+    parts = [_table(content), *(line.render() for line in time_lines(study))]
     several = [kind for kind in studied if len(kind.largest.ranks) > 1]
     for kind in several[:4]:
         named = f" ({kind.title})" if kind.letter else ""
-        own_head, rank_rows = ranks(kind.largest)
-        whole = "All" if len(rank_rows) == kind.largest.workers else f"The slowest {len(rank_rows)} of"
+        content = ranks(kind.largest)
+        shown = len(content[1])
+        whole = "All" if shown == kind.largest.workers else f"The slowest {shown} of"
         parts.append(f"<h3>{whole} {kind.largest.workers} workers{escape(named)}</h3>")
-        parts.append(table(rank_rows, head=own_head, right=numeric_columns(rank_rows)))
+        parts.append(_table(content))
     yield section("Phases of a step", *parts)
 
 

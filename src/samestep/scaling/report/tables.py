@@ -1,6 +1,7 @@
 """Formats the numbers of a scaling study: cells and rows of tables, and the whole study as ASCII text."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,13 @@ from samestep.scaling.analysis.point_text import (
 )
 from samestep.scaling.analysis.points import UNIT
 from samestep.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
-from samestep.scaling.analysis.study import Loss, Point, Study, is_vague
+from samestep.scaling.analysis.study import Loss, Point, Study
 from samestep.scaling.analysis.verdict import outdone
 
-INTERVAL, WORTH, OVERHEAD = "95 % interval", "worth it", "overhead"
-OVER, ALIKE, FASTEST = "over one with", "over one like each", "of the fastest"
-MEMORY, COST = "memory each", "workers' time per epoch"
-"""Names of columns."""
+INTERVAL, EFFICIENCY, WORTH, OVERHEAD = "95 % interval", "efficiency", "worth it", "overhead"
+OVER_PROCESS, OVER_WORKER, FASTEST = "over a process", "over a worker", "of the fastest"
+STEP, MEMORY, COST = "step", "memory each", "workers' time per epoch"
+"""Columns. `speedup_heads` has the names of the two with speedups."""
 NO_POINTS = "No run was measured."
 _MANY_H = 100  # hours from which minutes are not shown
 _MOST_RANKS = 16  # rows of a table of ranks, more of which are not read
@@ -86,38 +87,97 @@ def headings(groups: Sequence[Kind]) -> list[str]:
 
 
 def results(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return a header and a row for each point of `study`, without empty columns."""
-    rows = [cells(study, kind, point) for kind in kinds(study) for point in kind.rows]
-    names = [name for name in rows[0] if any(row[name] for row in rows)]
-    return names, [[row[name] for name in names] for row in rows]
+    """Return a header and a row for each point of `study`: its rate, speedup with intervals, and overhead."""
+    groups = kinds(study)
+    rows = [speed_cells(study, kind, point, intervals=True) for kind in groups for point in kind.rows]
+    return _filled(rows, speedup_heads(groups))
 
 
-def cells(study: Study, kind: Kind, point: Point) -> dict[str, str]:
-    """Return the numbers of a point as text, by column."""
-    step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
-    base, (rate, interval) = kind.points[0], rates(study, point)
-    over_alike = point.efficiency * point.workers * point.cores_of
-    return {
-        "workers": str(point.workers),
-        "threads": _threads(kind, point),
-        "kind": kind.letter,
+def resources(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row for each point of `study`: step, batch, memory and cost; empty if unknown."""
+    measured = [(kind, point) for kind in kinds(study) for point in kind.rows]
+    if not any(any(resource_cells(point).values()) for _, point in measured):
+        return [], []
+    return _filled([_identity_cells(kind, point) | resource_cells(point) for kind, point in measured], {})
+
+
+def speed_cells(study: Study, kind: Kind, point: Point, *, intervals: bool = False) -> dict[str, str]:
+    """Return the rate of a point, and the numbers that follow from it, as text by column.
+
+    With `intervals`, speedups have theirs in parentheses.
+    """
+    rate, interval = rates(study, point)
+    causes = [overhead(point, most=2), "oversubscribed" if point.oversubscribed else ""]
+    return _identity_cells(kind, point) | {
         rate_name(study): rate,
         INTERVAL: interval,
-        "speedup": times(point.speedup) if kind.has_speedup else "",
-        OVER: threads_of(point.baseline_cores_of, base) if kind.one_process else "",
-        ALIKE: times(over_alike) if kind.one_process else "",
-        "efficiency": percent(point.efficiency) if kind.has_speedup else "",
+        **_speedup_cells(kind, point, intervals=intervals),
+        EFFICIENCY: percent(point.efficiency) if kind.has_speedup else "",
         FASTEST: of_fastest(study, point),
-        "step": seconds_text(step_s) if step_s else "",
+        WORTH: worth(study, point),
+        OVERHEAD: "; ".join(filter(None, causes)),
+    }
+
+
+def resource_cells(point: Point) -> dict[str, str]:
+    """Return the step of a point, and its memory and cost, as text by column."""
+    step_s, cost = sum(point.step_s.values()), point.worker_hours_per_epoch
+    return {
+        STEP: seconds_text(step_s) if step_s else "",
         "global batch": "" if point.global_batch is None else amount(point.global_batch),
         "synchronization": sync_words(point),
         "gradients": f"{count_text(point.exchange_bytes)}B" if point.exchange_bytes else "",
         MEMORY: bytes_text(point.memory_bytes) if point.memory_bytes else "",
         "on its device": bytes_text(point.device_memory_bytes) if point.device_memory_bytes else "",
         COST: "" if cost is None else worker_time(cost),
-        WORTH: worth(study, point),
-        OVERHEAD: overhead(point, most=2),
-        "": "oversubscribed" if point.oversubscribed else "",
+    }
+
+
+def speedup_heads(groups: Sequence[Kind]) -> dict[str, str]:
+    """Return the names of the two columns of speedups, which state what these are over.
+
+    On processors that is one process with all cores of the most workers, as the script runs without samestep,
+    and one worker like each. Kinds can have different numbers of cores, which are then left out.
+    """
+    workers = {like_each(kind.points[0]) for kind in groups}
+    worker = workers.pop() if len(workers) == 1 else "1 worker"
+    processes = {_process_words(kind) for kind in groups if kind.one_process}
+    if not processes:
+        return {OVER_WORKER: f"speedup over {worker}" if worker else "speedup"}
+    process = processes.pop() if len(processes) == 1 else "1 process with all cores"
+    return {OVER_PROCESS: f"speedup over {process}", OVER_WORKER: f"over {worker or '1 worker'}"}
+
+
+def _process_words(kind: Kind) -> str:
+    cores = threads_of(kind.one_process[-1].cores_of, kind.points[0]).split()[0]
+    of_node = " of a node" if any(point.nodes > 1 for point in kind.points) else ""
+    return f"1 process with all {cores} cores{of_node}"
+
+
+def _filled(rows: Sequence[Mapping[str, str]], heads: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of a table, without empty columns; `heads` has names of columns."""
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    head = [heads.get(column, column) for column in columns]
+    return head, [[row[column] for column in columns] for row in rows]
+
+
+def _identity_cells(kind: Kind, point: Point) -> dict[str, str]:
+    return {"workers": str(point.workers), "threads": _threads(kind, point), "kind": kind.letter}
+
+
+def _speedup_cells(kind: Kind, point: Point, *, intervals: bool) -> dict[str, str]:
+    """Return the speedups of a point over the one process with the most cores, and over one worker."""
+
+    def over(baseline: Point) -> str:
+        ratio = times(point.samples_per_second / baseline.samples_per_second * baseline.workers)
+        between = rate_ratio(point, baseline) if intervals and point is not baseline else None
+        if between is None:
+            return ratio
+        return f"{ratio} ({' to '.join(times(end * baseline.workers) for end in between)})"
+
+    return {
+        OVER_PROCESS: over(kind.one_process[-1]) if kind.one_process and kind.has_speedup else "",
+        OVER_WORKER: over(kind.points[0]) if kind.has_speedup else "",
     }
 
 
@@ -218,10 +278,7 @@ def worth(study: Study, point: Point) -> str:
 
 
 def rates(study: Study, point: Point) -> tuple[str, str]:
-    """Return the speed of `point` and its interval, in the unit of `rate_name`.
-
-    An interval that is too wide to be useful is ``unknown``.
-    """
+    """Return the speed of `point` and its interval, in the unit of `rate_name`."""
     middle, low, high = point.samples_per_second, point.samples_per_second_low, point.samples_per_second_high
     base = series_of(study.points)[point.mode, point.variant][0]
     runs = point.workers / base.workers if point.mode == "weak" else 1.0
@@ -229,8 +286,6 @@ def rates(study: Study, point: Point) -> tuple[str, str]:
     rate = amount(runs / middle if of_times else middle)
     if low is None or high is None:
         return rate, ""
-    if is_vague((low, high)):
-        return rate, "unknown"
     ends = (runs / high, runs / low) if of_times else (low, high)
     return rate, " to ".join(map(amount, ends))
 
@@ -296,7 +351,8 @@ def _text(value: object) -> str:
 _LONGEST = 48  # number of characters of the longest bar
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_OPTIONAL = (OVERHEAD, MEMORY, COST, "step", INTERVAL, ALIKE, FASTEST)
+_NARROW = 14  # number of characters up to which the name of a column has one line
+_OPTIONAL = (OVERHEAD, MEMORY, COST, STEP, INTERVAL, OVER_WORKER, FASTEST)
 """Columns that are dropped from a table that is too wide, in this order."""
 
 
@@ -335,23 +391,40 @@ def _wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
 
 def _table(study: Study, groups: list[Kind], width: int | None) -> list[str]:
     """Return the table, with the overhead below it if its column does not fit."""
-    names = ["workers", "threads", "kind", rate_name(study), INTERVAL, "speedup", OVER, ALIKE, "efficiency"]
-    names += [FASTEST, "step", MEMORY, COST, WORTH, OVERHEAD]
-    rows = [cells(study, kind, point) for kind in groups for point in kind.rows]
-    for row in rows:
-        row[OVERHEAD] = "; ".join(filter(None, [row[OVERHEAD], row[""]]))
-    names = [name for name in names if any(row[name] for row in rows)]
+    columns = ["workers", "threads", "kind", rate_name(study), INTERVAL, OVER_PROCESS, OVER_WORKER]
+    columns += [EFFICIENCY, FASTEST, STEP, MEMORY, COST, WORTH, OVERHEAD]
+    rows = [speed_cells(study, kind, point) | resource_cells(point) for kind in groups for point in kind.rows]
+    heads = speedup_heads(groups)
+    columns = [column for column in columns if any(row[column] for row in rows)]
     below: list[str] = []
     for dropped in ("", *_OPTIONAL):
-        names = [name for name in names if name != dropped]
-        lines = text_table(names, [[row[name] for name in names] for row in rows])
+        if dropped == OVER_WORKER and OVER_PROCESS not in columns:
+            continue
+        columns = [column for column in columns if column != dropped]
+        texts = [[row[column] for column in columns] for row in rows]
+        lines = text_table(_in_lines([heads.get(column, column) for column in columns], texts), texts)
         if dropped == OVERHEAD:
-            known = [row for row in rows if row[OVERHEAD]]
-            texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
-            below = _wrapped([" ".join(filter(None, text)) for text in texts], width)
+            below = _overhead_lines(rows, width)
         if width is None or max(map(len, lines)) <= width:
             break
     return [*lines, *below]
+
+
+def _in_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of columns, in lines about as long as the cells; a number stays with its noun."""
+    wrapped = []
+    for name, cells in zip(head, zip(*rows, strict=True), strict=True):
+        bound = re.sub(r"(?<=\d) ", _NO_BREAK, name)
+        lines = textwrap.wrap(bound, max(_NARROW, *map(len, cells)))
+        wrapped.append("\n".join(lines).replace(_NO_BREAK, " "))
+    return wrapped
+
+
+def _overhead_lines(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
+    """Return an empty line and the overhead of each point that has one."""
+    known = [row for row in rows if row[OVERHEAD]]
+    texts = [[row["workers"], row["kind"], f"{OVERHEAD}:", row[OVERHEAD]] for row in known]
+    return ["", *_wrapped([" ".join(filter(None, text)) for text in texts], width)] if known else []
 
 
 def _picture(kind: Kind) -> list[str]:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DistributedSampler, get_worker_info
 
 from samestep.hooks import declarations
+from samestep.hooks.object_graph import Parts, stored_in, walk
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place, is_script
 from samestep.verify.observers.check import Check, in_words
@@ -28,7 +28,7 @@ from samestep.verify.trace import Note, Place
 _LEAST_STATES = 3
 """States of a generator that two workers must share: a data set may seed one alike for each sample."""
 _MOST_FETCHES = 16  # fetches of a worker after which its generators are not inspected any more: a guess
-_DEEPEST, _LONGEST = 5, 64
+_DEEPEST, _LONGEST = 4, 64
 """Depth of objects, and length of containers, in which generators are searched: guesses."""
 _OF_PROCESS = ("Python", "NumPy", "torch")
 Generators: TypeAlias = dict[str, Any]
@@ -119,49 +119,30 @@ class LoaderGenerators(Check):
 
 def generators_in(dataset: Any) -> Generators:
     """Return the random generators that a data set can draw from, by name: its own, and the process's."""
-    generators: Generators = {}
-    _search(dataset, type(dataset).__name__, generators, set(), _DEEPEST)
+    names: dict[int, tuple[str, Any]] = {}
+    for (_, name), value in walk([((0, type(dataset).__name__), dataset)], _parts, depth=_DEEPEST):
+        if isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom):
+            names.setdefault(id(value), (name, value))
     python, numpy = random._inst, np.random.mtrand._rand  # noqa: SLF001
-    return generators | dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
+    of_process = dict(zip(_OF_PROCESS, (python, numpy, torch.default_generator), strict=True))
+    return dict(names.values()) | of_process
 
 
-def _search(value: Any, name: str, generators: Generators, seen: set[int], depth: int) -> None:
-    if id(value) in seen or not depth or isinstance(value, _WITHOUT):
-        return
-    seen.add(id(value))
-    if isinstance(value, _KINDS):
-        if not isinstance(value, random.SystemRandom):
-            generators.setdefault(name, value)
-        return
-    for key, part in _parts(value):
-        _search(part, f"{name}.{key}", generators, seen, depth - 1)
+def _parts(value: Any) -> Parts:
+    """Return what a value stores, and the generators that its functions name."""
+    if isinstance(value, (*_KINDS, *_WITHOUT)):
+        return []
+    functions = [value] if isinstance(value, FunctionType) else []
+    parts = stored_in(value, most=_LONGEST)
+    if is_script(_file_of(type(value))):
+        functions = [method for method in vars(type(value)).values() if isinstance(method, FunctionType)]
+        parts += [pair for method in functions for pair in stored_in(method)]
+    return parts + [pair for function in functions for pair in _generators_named_by(function)]
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what a value refers to: items, attributes, and the generators that its functions name."""
-    if isinstance(value, list | tuple | dict):
-        if len(value) <= _LONGEST:
-            yield from value.items() if isinstance(value, dict) else enumerate(value)
-    elif isinstance(value, FunctionType):
-        yield from _of_function(value)
-    elif isinstance(value, partial):
-        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
-    else:
-        if is_script(_file_of(type(value))):
-            for method in vars(type(value)).values():
-                if isinstance(method, FunctionType):
-                    yield from _of_function(method)
-        yield from vars(value).items() if hasattr(value, "__dict__") else ()
-
-
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    code = function.__code__
-    for name in code.co_names:
-        if isinstance(function.__globals__.get(name), _KINDS):
-            yield name, function.__globals__[name]
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            yield name, cell.cell_contents
+def _generators_named_by(function: FunctionType) -> Parts:
+    names = function.__globals__
+    return [(name, names[name]) for name in function.__code__.co_names if isinstance(names.get(name), _KINDS)]
 
 
 def _digest(generator: Any) -> int:
@@ -192,7 +173,7 @@ def _file_of(kind: type) -> str:
 
 
 _KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_WITHOUT = (str, bytes, int, float, type(None), Tensor, np.ndarray, nn.Module, type, ModuleType)
+_WITHOUT = (Tensor, np.ndarray, nn.Module, type, ModuleType)
 
 
 _COMPARED = 64  # indices of an epoch that are compared: by chance, so many are never equal

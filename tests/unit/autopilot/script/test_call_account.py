@@ -27,7 +27,7 @@ def through(*files):
     """Return what `calling_site` finds for a call through functions of these files, the outermost first."""
     inner = calling_site
     for file in reversed(files):
-        scope = {"inner": inner}
+        scope = {"inner": inner, "__name__": "__main__"}
         exec(compile("\ndef outer():\n    return inner()", file, "exec"), scope)
         inner = scope["outer"]
     found = []
@@ -48,6 +48,7 @@ def through(*files):
         (("/home/ada/train.py", "/usr/lib/python3/dist-packages/timm.py"), "train.py:3"),
         (("/home/ada/torchbearer.py",), "torchbearer.py:3"),
         ((f"{Path(samestep.__file__).parent}_gallery/train.py",), "train.py:3"),
+        (("<stdin>", f"{VENV}/timm/vit.py"), "<stdin>:3"),
     ],
 )
 def test_a_call_is_attributed_to_the_nearest_line_of_user_code(files, site):

@@ -1,5 +1,6 @@
 """Values of outputs and attributes, beside tensors, that may depend on the slice."""
 
+import random
 import threading
 from collections import deque
 
@@ -8,7 +9,13 @@ import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 
-from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
+from samestep.autopilot.split.guards import (
+    changed,
+    kept_of_slice,
+    plain_attributes,
+    python_state,
+    returned_of_slice,
+)
 from samestep.autopilot.state.saved_state import SavedState
 
 X = torch.ones(4, 2)
@@ -108,3 +115,29 @@ def test_a_thread_changes_what_a_model_refers_to(read):
     finally:
         over.set()
         thread.join()
+
+
+TYPED = """
+SCALE = 1.0
+class Typed(nn.Module):
+    def forward(self, x):
+        return SCALE * x
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "is_guard"),
+    [
+        ("<stdin>", {"__name__": "__main__", "__file__": "<stdin>"}, True),  # python < train.py
+        ("<stdin>", {"__name__": "__main__"}, True),  # the prompt
+        ("<string>", {"__name__": "__main__"}, True),  # python -c
+        ("<string>", {"__name__": "own", "__file__": "/home/ada/own.py"}, True),  # exec
+        ("<string>", {"__name__": "random", "__file__": random.__file__}, False),
+        ("<frozen os>", {"__name__": "__main__"}, False),
+    ],
+)
+def test_a_global_of_code_without_a_file_is_a_guard(file, module, is_guard):
+    """Only this finds a model of the prompt that goes on with a former value of a global on helpers."""
+    names = {"nn": nn, **module}
+    exec(compile(TYPED, file, "exec"), names)
+    assert ((-1, "SCALE") in plain_attributes(names["Typed"]())) == is_guard

@@ -1,8 +1,9 @@
 """State that forward reads beside its arguments is a guard, and state that it changes is restored."""
 
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from dataclasses import dataclass
-from types import SimpleNamespace
+from functools import lru_cache, partial
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,99 @@ def test_reachable_state_is_a_guard(net, change):
     before = plain_attributes(net)
     CHANGES[change](net)
     assert changed(before, plain_attributes(net))
+
+
+class Table(dict):
+    """A dict that may have fields beside its items."""
+
+
+class Rows(list):
+    """A list that may have fields beside its elements."""
+
+
+class Scale:
+    def __init__(self):
+        self.rate = 1.0
+
+    def apply(self, x):
+        return self.rate * x
+
+
+class Unregistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.rate = nn.BatchNorm1d(2), 1.0
+
+
+def with_keyword(*, box=(1.0,)):
+    return box
+
+
+def marked():
+    return marked.rate
+
+
+def cached_over(box):
+    return lru_cache(lambda x: box[0] * x)
+
+
+STORED = {
+    "field of a dict": (Table, lambda kept: setattr(kept, "rate", 2.0)),
+    "field of a list": (Rows, lambda kept: setattr(kept, "rate", 2.0)),
+    "object of a method": (lambda: Scale().apply, lambda kept: setattr(kept.__self__, "rate", 2.0)),
+    "object of a partial": (
+        lambda: partial(Scale().apply, 1),
+        lambda kept: setattr(kept.func.__self__, "rate", 2.0),
+    ),
+    "element of a set": (lambda: set(range(20)), lambda kept: (kept.remove(3), kept.add(99))),
+    "object in a set": (lambda: {Scale()}, lambda kept: setattr(next(iter(kept)), "rate", 2.0)),
+    "object in a frozen set": (
+        lambda: frozenset([Scale()]),
+        lambda kept: setattr(next(iter(kept)), "rate", 2.0),
+    ),
+    "object that is a key": (lambda: {Scale(): 0}, lambda kept: setattr(next(iter(kept)), "rate", 2.0)),
+    "value of a tuple": (lambda: {(1, 2): 1.0}, lambda kept: kept.update({(1, 2): 2.0})),
+    "default of a keyword": (
+        lambda: with_keyword,
+        lambda kept: setattr(kept, "__kwdefaults__", {"box": (2.0,)}),
+    ),
+    "attribute of a function": (lambda: marked, lambda kept: setattr(kept, "rate", 2.0)),
+    "closure of a cached function": (
+        lambda: cached_over([1.0]),
+        lambda kept: kept.__wrapped__.__closure__[0].cell_contents.__setitem__(0, 2.0),
+    ),
+    "user dict": (lambda: UserDict(rate=1.0), lambda kept: kept.update(rate=2.0)),
+    "user list": (lambda: UserList([1.0]), lambda kept: kept.__setitem__(0, 2.0)),
+    "chain of dicts": (lambda: ChainMap({"rate": 1.0}), lambda kept: kept.update(rate=2.0)),
+    "view of a dict": (lambda: MappingProxyType(LOG), lambda kept: LOG.update(rate=2.0)),
+    "module in a list": (lambda: [Unregistered()], lambda kept: setattr(kept[0], "rate", 2.0)),
+    "mode of a module in a list": (lambda: [Unregistered()], lambda kept: kept[0].eval()),
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_all_that_an_attribute_stores_is_a_guard(net, case):
+    """A mirror of the module would compute with what it stored before."""
+    make, change = STORED[case]
+    net.kept = make()
+    before = plain_attributes(net)
+    change(net.kept)
+    assert changed(before, plain_attributes(net))
+    LOG.pop("rate", None)
+
+
+def test_a_module_that_is_not_registered_is_restored(net):
+    net.kept = [Unregistered()]
+    inner = net.kept[0]
+    state = SavedState(net)
+    inner.norm(torch.ones(3, 2))
+    inner.rate = 2.0
+
+    state.restore()
+
+    assert inner.rate == 1.0
+    assert torch.equal(inner.norm.running_mean, torch.zeros(2))
+    assert inner.norm.num_batches_tracked == 0
 
 
 LEFT = {

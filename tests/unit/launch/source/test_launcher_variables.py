@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import replace
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -9,10 +10,20 @@ import pytest
 from samestep.base.place import Place
 from samestep.launch.source.classify import classify
 from samestep.launch.source.launcher_variables import (
+    VariableRead,
     is_of_launcher,
     values_at,
     values_beside,
     without_launcher,
+)
+from samestep.launchers.registry import (
+    ENVIRONMENT,
+    FIELDS,
+    KUBERNETES,
+    LAUNCHERS,
+    RANK_VARIABLES,
+    SAMESTEP,
+    TORCHELASTIC,
 )
 from support.sources import written
 
@@ -20,6 +31,27 @@ JOINS = "import os, torch.distributed as d\nd.init_process_group('gloo', rank=in
 PLACE = Place(rank=3, size=4, local_rank=1, local_size=2, node=1, nodes=2)
 READS_RANK_OF_SLURM = "os.environ['SLURM_PROCID']"
 ALONE = Place(rank=1, size=2, local_rank=1, local_size=2)
+
+
+TORCHRUNS = (SAMESTEP, TORCHELASTIC, ENVIRONMENT)
+"""Rows of torchrun's variables."""
+
+
+def variables_of(launcher):
+    names = {name for field in FIELDS for name in getattr(launcher, field)}
+    return names | {launcher.layout} - {""}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_the_variables_of_a_launchers_row_are_hidden_and_recognized(launcher):
+    """Only this finds lists of prefixes that lack those of a new row."""
+    names = variables_of(launcher)
+    assert [name for name in names if not name.startswith(RANK_VARIABLES)] == []
+    if launcher is KUBERNETES:  # scripts read torchrun's variables, which its manifests set
+        return
+    own = names.difference(*map(variables_of, TORCHRUNS))
+    assert [name for name in own if not is_of_launcher(name)] == []
+    assert values_at([VariableRead(name, Path("train.py"), 1) for name in own], PLACE).keys() == own
 
 
 def reads(folder, read):

@@ -8,8 +8,8 @@ from samestep.scaling.analysis.points import measured
 from samestep.scaling.analysis.study import Study, read_study, write_study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import charts, render
-from samestep.scaling.report.tables import ALIKE, OVER, results, study_text
-from support.clocked_runs import clocked, scaled
+from samestep.scaling.report.tables import results, study_text
+from support.clocked_runs import OWN, clocked, scaled
 
 SPREAD = (0.99, 1.0, 1.01)
 
@@ -116,6 +116,45 @@ def test_runs_that_differ_too_much_are_inconclusive():
     assert (study.verdict.code, study.verdict.largest_worth) == ("inconclusive", None)
 
 
+def verdict_on(process_rates, worker_rates, bar=None):
+    """Return the verdict on rates of one process with two threads, and of two workers with one."""
+
+    def own(rate):
+        return scaled(64 / rate / sum(OWN.values()))
+
+    runs = [clocked(1, own=own(rate)) for rate in (31_000, 30_000)]
+    runs += [replace(clocked(1, own=own(rate), threads=2), cores_of=2) for rate in process_rates]
+    runs += [clocked(2, own=own(rate)) for rate in worker_rates]
+    points, alone = measured(runs), measured(runs, one_process=True)
+    return conclude(Study(target="t.py", points=points, one_process=alone), bar).verdict
+
+
+@pytest.mark.parametrize("bar", [None, 0.7])
+def test_a_process_that_is_several_times_as_fast_in_all_runs_decides_in_spite_of_wide_intervals(bar):
+    verdict = verdict_on((54_000, 36_000), (5_800, 3_900), bar)
+
+    assert (verdict.code, verdict.workers, verdict.is_certain) == ("threads-as-fast", 2, True)
+    assert verdict.largest_worth == (None if bar is None else 1)
+    assert not any(one.is_worth for one in verdict.worth[1:])
+    assert all(one.is_certain for one in verdict.worth)
+    assert "6.21x" in verdict.sentence  # 36,000 / 5,800
+
+
+@pytest.mark.parametrize(
+    ("process_rates", "worker_rates"),
+    [
+        ((54_000, 36_000), (40_000, 26_000)),  # the runs overlap
+        ((54_000, 36_000), (18_000, 12_000)),  # less than a factor of three between them
+        ((54_000, 36_000), (5_800, 580)),  # the workers' runs differ by more than that from each other
+    ],
+)
+@pytest.mark.parametrize("bar", [None, 0.7])
+def test_runs_that_a_repeat_can_reverse_are_inconclusive(process_rates, worker_rates, bar):
+    verdict = verdict_on(process_rates, worker_rates, bar)
+
+    assert (verdict.code, verdict.workers, verdict.is_certain) == ("inconclusive", None, False)
+
+
 def test_it_is_not_certain_if_the_workers_can_be_as_fast_as_the_process():
     close = study_of({2: 0.55}, {2: 0.515}, spread=(0.98, 1.0, 1.02))
     assert not close.verdict.is_certain
@@ -147,12 +186,13 @@ def test_a_study_is_the_same_after_it_is_written_read_and_concluded_again(tmp_pa
 def test_one_process_has_a_row_a_bar_a_line_in_the_chart_and_a_row_of_the_page():
     study = study_of({2: 0.8}, {2: 0.5})
     names, rows = results(study)
-    at = [names.index(name) for name in ("workers", "threads", "speedup", OVER, ALIKE)]
+    heads = ("workers", "threads", "speedup over 1 process with all 2 cores", "over 1 worker with 1 thread")
+    at = [names.index(name) for name in heads]
 
-    assert [[row[k] for k in at] for row in rows] == [
-        ["1", "1", "1.00x", "1 thread", "1.00x"],
-        ["1", "2", "1.00x", "2 threads", "1.25x"],
-        ["2", "1", "1.60x", "2 threads", "2.00x"],
+    assert [[row[k].split(" ")[0] for k in at] for row in rows] == [
+        ["1", "1", "0.80x", "1.00x"],
+        ["1", "2", "1.00x", "1.25x"],
+        ["2", "1", "1.60x", "2.00x"],
     ]
     (bar,) = [line for line in study_text(study).splitlines() if "1.25x of 2" in line]
     assert bar.split("  ")[0].strip() == "1 with 2 threads"
@@ -161,10 +201,25 @@ def test_one_process_has_a_row_a_bar_a_line_in_the_chart_and_a_row_of_the_page()
         [(1, 1.0), (2, 2.0)],
         [(1, 1.0), (2, 1.25)],
     ]
-    assert "one process with 2 threads" in render(study)
+    assert "1 process with 2 threads" in render(study)
+
+
+def test_the_columns_of_speedups_state_what_these_are_over():
+    def heads(study):
+        return [name for name in results(study)[0] if "over " in name]
+
+    assert heads(study_of({2: 0.8, 4: 0.5}, {2: 0.5, 4: 0.3})) == [
+        "speedup over 1 process with all 4 cores",
+        "over 1 worker with 1 thread",
+    ]
+    on_two_nodes = study_of({2: 0.8}, {2: 0.5}, nodes=2)
+    assert heads(on_two_nodes)[0] == "speedup over 1 process with all 2 cores of a node"
+    assert heads(study_of({}, {2: 0.5})) == ["speedup over 1 worker with 1 thread"]
+    assert "speedup" in results(study_of({}, {2: 0.5}, device="cuda"))[0]
 
 
 def test_a_study_without_it_has_no_further_columns():
     names, _ = results(study_of({}, {2: 0.5}))
 
-    assert not {"threads", OVER, ALIKE} & set(names)
+    assert "threads" not in names
+    assert sum("over" in name for name in names if name != "overhead") == 1

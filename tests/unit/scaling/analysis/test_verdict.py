@@ -106,6 +106,16 @@ def test_runs_that_differ_too_much_are_inconclusive(seconds, bar):
     assert not any(one.is_certain for one in verdict.worth[1:])
 
 
+@pytest.mark.parametrize(("bar", "code"), [(None, "baseline-enough"), (0.7, "not-worth")])
+def test_a_baseline_that_is_several_times_as_fast_in_all_runs_decides_in_spite_of_wide_intervals(bar, code):
+    verdict = rates({1: [54_000, 36_000], 2: [5_800, 3_900]}, bar)
+
+    assert found(verdict) == (code, 2, True)
+    assert all(one.is_certain for one in verdict.worth)
+    assert rates({1: [54_000, 36_000], 2: [30_000, 40_000]}, bar).code == "inconclusive"
+    assert not rates({1: [54_000], 2: [5_800]}, bar).is_certain  # one run each
+
+
 def test_a_wide_interval_on_one_side_of_the_bar_decides():
     assert judged({1: about(100), 2: [60, 95, 80]}, 0.95).code == "inconclusive"
     assert found(judged({1: about(100), 4: [100, 190, 140]}, 0.7)) == ("not-worth", 4, True)

@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 
@@ -13,18 +13,23 @@ from samestep.scaling.analysis.study import Loss, Note, Study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import render, summary_charts, time_lines
 from samestep.scaling.report.tables import (
+    COST,
+    MEMORY,
     NO_POINTS,
     OVERHEAD,
+    STEP,
     WORTH,
     kinds,
     loss_text,
     of_fastest,
     ranks,
+    resources,
+    results,
     study_text,
     worth,
 )
 from support.html_page import HtmlPage
-from support.studies import point, study
+from support.studies import point, study, two_cores
 
 FAILED = Note("run-failed", "2 workers failed.", (2,))
 TIMES = Study(target="times.csv", unit=UNIT, points=from_times([(1, 100.0), (2, 52.0), (4, 30.0)]))
@@ -226,11 +231,27 @@ def test_the_time_of_all_workers_has_a_readable_unit():
     assert re.search(r"workers' time per epoch.*21\.6 s", texts(study(workers=(1, 2))))
 
 
-def test_a_very_wide_interval_is_shown_as_unknown():
+def test_a_very_wide_interval_is_in_the_table_as_in_the_charts():
     wild = study(points=(point(1), point(2, samples_per_second_low=120.5, samples_per_second_high=158_101.0)))
     for shown in (texts(wild), study_text(wild)):
-        assert "unknown" in shown
-        assert "158,101" not in shown
+        assert "120.5 to 158,101" in shown
+
+
+def test_the_page_has_the_intervals_of_speedups_that_the_chart_draws():
+    page = texts(two_cores())
+    chart = next(one for one in summary_charts(two_cores()) if one.title == "Speedup")
+    drawn = [one for one in chain.from_iterable(chart.lines.values()) if one.low < one.high]
+    assert len(drawn) == 2
+    assert all(f"{one.y:.2f}x ({one.low:.2f}x to {one.high:.2f}x)" in page for one in drawn)
+
+
+def test_the_overhead_is_the_last_of_the_columns_of_speed(plain):
+    head, rows = results(plain)
+    assert head[-1] == OVERHEAD
+    assert all(len(row) == len(head) for row in rows)
+    assert not {STEP, MEMORY, COST} & set(head)
+    assert {STEP, MEMORY, COST} < set(resources(plain)[0])
+    assert resources(conclude(TIMES)) == ([], [])
 
 
 def test_a_slow_rank_is_shown_with_its_phase():
@@ -331,7 +352,7 @@ def test_a_terminal_gets_table_bars_and_verdict_in_ascii(plain):
     lines = text.splitlines()
     assert text.isascii()
     (head,) = (line for line in lines if line.startswith("workers"))
-    assert re.split(r"  +", head)[:4] == ["workers", "samples/s", "95 % interval", "speedup"]
+    assert re.split(r"  +", head)[:4] == ["workers", "samples/s", "95 % interval", "1 thread"]
     (row,) = (line for line in lines if re.match(r" +4 +7,950", line))
     assert re.search(r"3\.11x +78 % +32\.2 ms +429 MiB +25\.2 s +yes +exposed communication \(12 %\)", row)
     assert plain.verdict.sentence in lines

@@ -1,0 +1,134 @@
+"""Walks over all that a value stores: the graph of a script's objects, in which each is entered once.
+
+The parts of a value are its elements, items and fields, what a function keeps, and the object of a method::
+
+    model.config         a dict with a field      "rate", "<0>", "seed"
+    model.config.rate    a function               its closure, defaults and attributes
+
+They are read as in `samestep.hooks.raw_containers`, never by a method that the script may have written. For
+inputs and outputs, which are built again around other tensors, see `samestep.hooks.tensor_tree`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from gc import get_referents
+from types import BuiltinMethodType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+from samestep.hooks.raw_containers import base_of, elements, fields_of, items
+
+Key: TypeAlias = tuple[int, str]
+"""The number of a root, such as a module, and the name of a value that it refers to."""
+Parts: TypeAlias = list[tuple[Any, Any]]
+"""The parts of a value, each with its name."""
+_PLAIN = (int, float, complex, str, bytes, type(None))
+
+
+def walk(
+    roots: Iterable[tuple[Key, Any]],
+    parts_of: Callable[[Any], Parts],
+    *,
+    depth: float,
+    known: Iterable[int] = (),
+) -> Iterator[tuple[Key, Any]]:
+    """Yield each root and what it refers to, with keys, such as ``(0, "config.rate")`` for a part of a root.
+
+    A value that is reached again is yielded with its other key, but not its parts.
+
+    Args:
+        roots: the first values.
+        parts_of: returns the parts that are followed, such as `stored_in`; numbers and texts have none.
+        depth: the number of steps from a root to the deepest part.
+        known: the ids of values whose parts are not followed.
+    """
+    seen = set(known)
+    for root, start in roots:
+        if issubclass(type(start), _PLAIN):  # most attributes of a module
+            yield root, start
+            continue
+        place, name = root
+        waiting = [(name, start, depth)]
+        while waiting:
+            name, value, left = waiting.pop()
+            yield (place, name), value
+            if not left or id(value) in seen:
+                continue
+            seen.add(id(value))
+            inner = []
+            for key, part in parts_of(value):
+                if issubclass(type(part), _PLAIN):
+                    yield (place, f"{name}.{key}"), part
+                else:
+                    inner.append((f"{name}.{key}", part, left - 1))
+            waiting += reversed(inner)
+
+
+def stored_in(value: Any, *, most: float = float("inf")) -> Parts:
+    """Return all that a value stores; nothing for a class or a module of Python.
+
+    Args:
+        value: any object.
+        most: the number of items above which those of a container are left out.
+    """
+    kind, base = type(value), base_of(value)
+    parts: Parts = []
+    if base is not None:
+        parts = _contents(value, base) if base.__len__(value) <= most else []
+        if kind is base:
+            return parts
+    elif issubclass(kind, partial):
+        reduced: Any = partial.__reduce__(value)
+        function, arguments, named, _ = reduced[2]
+        parts = [("func", function), *enumerate(arguments), *(named or {}).items()]
+    elif (kept := _kept_by(value, kind)) is not None:
+        return kept
+    return [*parts, *fields_of(value).items()]
+
+
+def _contents(container: Any, base: Any) -> Parts:
+    """Return the elements of a container by their places, or its items by their keys.
+
+    A key that is no text or integer is a part, too; an element of a set is a key.
+    """
+    if base in (list, tuple, deque):
+        return [*enumerate(elements(container))]
+    is_set = base in (set, frozenset)
+    pairs = [(element, element) for element in elements(container)] if is_set else items(container)
+    parts: Parts = []
+    for place, (key, part) in enumerate(pairs):
+        if type(key) is str or type(key) is int:
+            parts.append((key, part))
+        else:  # how it is written may be a method of the script
+            parts += [(f"key {place}", key)] if is_set else [(f"key {place}", key), (f"<{place}>", part)]
+    return parts
+
+
+def _kept_by(value: Any, kind: Any) -> Parts | None:
+    """Return what a function or a method keeps, and the dict of a read-only view; None for other objects."""
+    if kind is FunctionType:
+        return [
+            *((name, part) for name, _, part in cells_of(value)),
+            *enumerate(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).items(),
+            *value.__dict__.items(),
+        ]
+    if kind is MethodType:
+        return [("__func__", value.__func__), ("__self__", value.__self__)]
+    if kind is BuiltinMethodType:
+        return [("__self__", value.__self__)]
+    if kind is MappingProxyType:
+        return [*enumerate(get_referents(value))]  # not by the methods of the dict
+    return [] if issubclass(kind, (type, ModuleType)) else None
+
+
+def cells_of(function: FunctionType) -> list[tuple[str, CellType, Any]]:
+    """Return the variables of enclosing functions that a function refers to, with their values if set."""
+    variables: list[tuple[str, CellType, Any]] = []
+    if function.__closure__ is None:
+        return variables
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+        with suppress(ValueError):
+            variables.append((name, cell, cell.cell_contents))  # an empty cell raises
+    return variables

@@ -1,0 +1,99 @@
+"""A mirror is sent again after a change of anything that forward reads, wherever the script keeps it."""
+
+import os
+import string
+from array import array
+from collections import ChainMap, UserDict, UserList
+from types import MappingProxyType, SimpleNamespace
+
+import pytest
+from torch import nn
+
+from samestep.autopilot.helpers.mirrors import MirrorState
+
+
+def kept():
+    """Return a function with a variable of its own, and one that changes it."""
+    numbers = [1.0]
+
+    def get():
+        return numbers[0]
+
+    def change():
+        numbers[0] += 1.0
+
+    return get, change
+
+
+get, change_kept = kept()
+
+
+def through_another():
+    return get()
+
+
+def with_default(*, numbers=[1.0]):  # noqa: B006 - which is the case
+    return numbers[0]
+
+
+def of_environment():
+    return float(os.environ.get("SAMESTEP_TEST_SCALE", "1"))
+
+
+class ReadsFunctions(nn.Module):
+    def forward(self, x):
+        return x * through_another() * with_default() * of_environment()
+
+
+class Reads(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x):
+        return x, self.value
+
+
+def change_default():
+    with_default.__kwdefaults__["numbers"][0] += 1.0
+
+
+@pytest.mark.parametrize("change", [change_kept, change_default, None], ids=["closure", "default", "environ"])
+def test_a_change_of_what_a_called_function_keeps_is_noted(change, monkeypatch):
+    """Only this finds helpers that go on with a former value of a function that forward calls by name."""
+    model = ReadsFunctions()
+    before = MirrorState.now(model).values
+    assert MirrorState.now(model).values == before
+    monkeypatch.setenv("SAMESTEP_TEST_SCALE", "2") if change is None else change()
+    assert MirrorState.now(model).values != before
+
+
+def of_library():
+    made = string.Template("")
+    made.scale = 1.0
+    return made
+
+
+NAMESPACE = SimpleNamespace(scale=1.0)
+CHANGES = {
+    "bytes": (bytearray(40), lambda value: value.__setitem__(20, 1)),
+    "array": (array("d", [1.0] * 40), lambda value: value.__setitem__(20, 2.0)),
+    "proxy": (MappingProxyType(vars(NAMESPACE)), lambda _: setattr(NAMESPACE, "scale", 2.0)),
+    "chain": (ChainMap({"scale": 1.0}), lambda value: value.update(scale=2.0)),
+    "dict of Python code": (UserDict(scale=1.0), lambda value: value.update(scale=2.0)),
+    "list of Python code": (UserList([1.0]), lambda value: value.append(2.0)),
+    "object of a library": (of_library(), lambda value: setattr(value, "scale", 2.0)),
+    "module in a list": ([Reads(1.0)], lambda value: setattr(value[0], "value", 2.0)),
+    "layer in it": ({"a": nn.Sequential(nn.Dropout(0.1))}, lambda value: setattr(value["a"][0], "p", 0.2)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_within_an_object_is_noted(kind):
+    """Only this finds helpers that go on with a former value in an object of this kind."""
+    value, change = CHANGES[kind]
+    model = Reads(value)
+    before = MirrorState.now(model).values
+    assert MirrorState.now(model).values == before
+    change(value)
+    assert MirrorState.now(model).values != before
