@@ -14,7 +14,8 @@ _HEAD = """# The score of verify
 
 [`samestep verify`](../guide/verify.md) was run on public faults of trainings. Each is rebuilt as a short
 script for CPUs, in a wrong and a right variant, with the cause that the report or paper states. Which codes
-name that cause was written down before the first run.
+name that cause was written down before the first run. Where a check was added because of a missed fault, a
+remark names it: such a case does not show that other faults are named.
 
 | result | the wrong variant |
 |---|---|

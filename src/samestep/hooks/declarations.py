@@ -399,6 +399,9 @@ SCALER_STEP, SCALER_UNSCALE = _each(
     _NOTES,
     "skipped steps, and gradients that are scaled",
 )
+SAVED_STATE = Hook("torch", "save", _NOTES, "parameters that a saved state lacks")
+LOADED_STATE = Hook("torch.nn:Module", "load_state_dict", _NOTES, "parameters that a loaded state lacks")
+COLLATING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "samples of a batch that the loader does not deliver")
 CLIPS = _each(
     _CLIPPING, "clip_grad_norm_ clip_grad_value_", _NOTES, "gradients that are clipped while they are scaled"
 )

@@ -8,6 +8,7 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import ref
@@ -51,6 +52,16 @@ _MOST_RESULTS = 8
 more."""
 _CPU = torch.device("cpu")
 _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """One order of indices that a `DistributedSampler` has shuffled."""
+
+    sampler: int  # id of the sampler
+    epoch: int  # number that `set_epoch` has set
+    begun: int  # index of the step in which the first index was read
+    is_counted: bool = False  # whether a step was made in this epoch
 
 
 class Probe(Listener):
@@ -97,6 +108,10 @@ class Probe(Listener):
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
         self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._reading: int | None = None  # what gives the indices of the loader that reads them now, by id
+        self._orders: dict[int, dict[int, _Order]] = {}
+        """The last order of each sampler that the pass over a loader has read, by the loader's
+        `_index_sampler`; a loader with workers begins it twice."""
         self._passes: Counter[int] = Counter()
         """Whole passes over each loader, by the id of what gives its indices."""
         self._passes_before = 0
@@ -114,6 +129,7 @@ class Probe(Listener):
             hooks = {
                 declarations.NEW_OPTIMIZER: after(self._made.append),
                 declarations.SHUFFLED: wrapping(self._shuffle),
+                declarations.EPOCH_BEGIN: wrapping(self._begin_pass),
                 declarations.DELIVERED_BATCH: wrapping(self._next_batch),
                 declarations.JOINED: wrapping(self._join),
                 declarations.COMMUNICATION_HOOK: wrapping(self._note_compression),
@@ -372,22 +388,46 @@ class Probe(Listener):
     def _followed(self, indices: Iterable[int], sampler: Any) -> Iterator[int]:
         """Yield the indices of an epoch, and count the epoch once a step was made in it.
 
-        Reading only the first batch, or evaluating, may repeat an order.
+        Reading only the first batch, or evaluating, may repeat an order. A batch sampler or the workers of a
+        loader may read all indices before the first step; then the next batch of that loader counts.
         """
-        epoch, begun, is_new = sampler.epoch, self._step.index, True
-        known = self._epochs.setdefault(id(sampler), set())
+        order = _Order(id(sampler), sampler.epoch, self._step.index)
+        if self._reading is not None:
+            self._orders.setdefault(self._reading, {})[order.sampler] = order
         for index in (*indices, None):
-            if is_new and self._step.index > begun:
-                self.facts.repeated_epochs += epoch in known
-                known.add(epoch)
-                is_new = False
+            self._count_epoch(order)
             if index is not None:
                 yield index
 
+    def _count_epoch(self, order: _Order) -> None:
+        if not order.is_counted and self._step.index > order.begun:
+            known = self._epochs.setdefault(order.sampler, set())
+            self.facts.repeated_epochs += order.epoch in known
+            known.add(order.epoch)
+            order.is_counted = True
+
+    def _begin_pass(self, original: Callable[[Any], Any], loader: Any) -> Any:
+        source = id(loader._index_sampler)  # noqa: SLF001 - as in `_next_batch`
+        self._orders[source] = {}
+        with self._reads(source):
+            return original(loader)
+
+    @contextmanager
+    def _reads(self, source: int) -> Iterator[None]:
+        """Record for the duration of a block that a loader may read indices from a source."""
+        before, self._reading = self._reading, source
+        try:
+            yield
+        finally:
+            self._reading = before
+
     def _next_batch(self, original: Callable[[Any], Any], iterator: Any) -> Any:
         loader = id(iterator._index_sampler)  # noqa: SLF001 - the same in all passes over a loader
+        for order in self._orders.get(loader, {}).values():
+            self._count_epoch(order)
         try:
-            batch = original(iterator)
+            with self._reads(loader):
+                batch = original(iterator)
         except StopIteration:
             self._passes[loader] += 1
             raise

@@ -61,15 +61,15 @@ def recorded_dropouts(record: Callable[[str, float], None]) -> Iterator[None]:
         is_usual = not name.endswith("alpha_dropout")  # whether it drops if the call does not say
 
         def call(original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            training = _argument(args, kwargs, 2, "training", is_usual)
+            training = argument(args, kwargs, 2, "training", is_usual)
             if training and not torch.compiler.is_compiling():
-                record(name, float(_argument(args, kwargs, 1, "p", 0.5)))
+                record(name, float(argument(args, kwargs, 1, "p", 0.5)))
             return original(*args, **kwargs)
 
         return wrapping(call)
 
     def attention(original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        rate = _argument(args, kwargs, _RATE, "dropout_p", 0.0)
+        rate = attention_rate(args, kwargs)
         if rate and not torch.compiler.is_compiling():
             record("attention", float(rate))
         return original(*args, **kwargs)
@@ -79,5 +79,11 @@ def recorded_dropouts(record: Callable[[str, float], None]) -> Iterator[None]:
         yield
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, usual: Any) -> Any:
+def attention_rate(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Return the rate at which a call of `scaled_dot_product_attention` drops weights."""
+    return float(argument(args, kwargs, _RATE, "dropout_p", 0.0))
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, usual: Any) -> Any:
+    """Return an argument of a call by place or name; `usual` if the call does not have it."""
     return args[place] if len(args) > place else kwargs.get(name, usual)

@@ -94,6 +94,11 @@ ScriptNote: TypeAlias = Literal[
     "loss-broadcast",
     "loader-workers-draw-same",
     "same-order-in-epochs",
+    "rows-not-used",
+    "updates-stop",
+    "draws-in-evaluation",
+    "stale-buffers-in-evaluation",
+    "saved-state-differs",
 ]
 RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]

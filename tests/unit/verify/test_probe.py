@@ -136,6 +136,60 @@ def test_epochs_of_training_that_repeat_an_order_are_counted(watch, batch_size):
     assert watch(script).facts.repeated_epochs == 2
 
 
+class ReadAtOnce:
+    """A batch sampler that reads all indices before the first batch."""
+
+    def __init__(self, sampler):
+        self.inner = sampler
+
+    def __len__(self):
+        return len(self.inner) // 4
+
+    def __iter__(self):
+        batches = [[int(index) for index in batch] for batch in torch.tensor(list(self.inner)).split(4)]
+        return iter(batches)
+
+
+class ReadAtFirstBatch(ReadAtOnce):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+def of_batches(kind, **options):
+    training = Training()
+    batches = kind(training.sampler)
+    training.loader = DataLoader(TensorDataset(X), batch_sampler=batches, **options)
+    return training
+
+
+@pytest.mark.parametrize("kind", [ReadAtOnce, ReadAtFirstBatch])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_with_an_order_read_at_once_are_counted(watch, kind, workers):
+    def script():
+        training = of_batches(kind, num_workers=workers)
+        for _ in range(3):
+            training.epoch()
+
+    assert watch(script).facts.repeated_epochs == 2
+
+
+@pytest.mark.parametrize("kind", [ReadAtOnce, ReadAtFirstBatch])
+def test_evaluations_with_an_order_read_at_once_repeat_no_epoch(watch, kind):
+    def script():
+        training, other = Training(), of_batches(kind)
+        for epoch in range(3):
+            other.evaluate()
+            training.sampler.set_epoch(epoch)
+            for (x,) in training.loader:
+                training.optimizer.zero_grad()
+                training.model(x).square().mean().backward()
+                other.evaluate()
+                training.optimizer.step()
+            next(iter(other.loader))
+
+    assert watch(script).facts.repeated_epochs == 0
+
+
 def test_reading_the_first_batch_and_evaluating_repeat_no_epoch(watch):
     def script():
         training = Training()

@@ -63,8 +63,11 @@ class Check:
     def made(self, optimizer: Optimizer) -> None:
         """Receive an optimizer that the script has made."""
 
-    def called(self, call: Call) -> None:
-        """Receive that a top-level forward begins."""
+    def called(self, call: Call, inputs: Sequence[Any]) -> None:
+        """Receive that a top-level forward begins, and its arguments."""
+
+    def ended(self, call: Call) -> None:
+        """Receive that a top-level forward has ended, also by an error."""
 
     def trained(self, call: Call) -> None:
         """Receive that a gradient has reached the outputs of a call."""
@@ -116,12 +119,16 @@ class Checks(Observer):
     @contextmanager
     def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """See `Listener.call`."""
-        del inputs, is_training
+        del is_training
         self._calls += 1
-        self._call = Call(module, self._calls, module.training, torch.is_grad_enabled())
+        call = self._call = Call(module, self._calls, module.training, torch.is_grad_enabled())
         for check in self._checks:
-            check.called(self._call)
-        yield
+            check.called(call, inputs)
+        try:
+            yield
+        finally:
+            for check in self._checks:
+                check.ended(call)
 
     def returned(self, outputs: Any) -> None:
         """See `Listener.returned`; the first gradient of an output shows that a backward follows."""
@@ -214,6 +221,17 @@ def is_zero(tensor: Tensor | None) -> bool:
         return not bool(_plain(tensor).count_nonzero())
     except _UNREADABLE:
         return False
+
+
+def magnitude(tensor: Tensor | None) -> float:
+    """Return the largest magnitude of a tensor's values; 0 for a missing or empty tensor."""
+    if tensor is None:
+        return 0.0
+    try:
+        values = _plain(tensor)
+        return float(values.abs().max()) if values.numel() else 0.0
+    except _UNREADABLE:
+        return 0.0
 
 
 def _plain(tensor: Tensor) -> Tensor:

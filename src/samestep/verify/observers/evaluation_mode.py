@@ -1,6 +1,6 @@
 """Notes models that train in evaluation mode after an evaluation, or are evaluated in training mode."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,8 +48,9 @@ class EvaluationModeKept(Check):
             self._modes[module].set_at, self._modes[module].place = self._calls, current_place()
         return original(module, *args, **kwargs)
 
-    def called(self, call: Call) -> None:
+    def called(self, call: Call, inputs: Sequence[Any]) -> None:
         """See `Check.called`."""
+        del inputs
         self._calls = call.number
         mode = self._modes.setdefault(call.module, _Mode())
         if not call.is_training:
@@ -118,8 +119,9 @@ class TrainingModeInEvaluation(Check):
         self._since_training[self._source] = self._since_training.get(self._source, 0) + 1
         return batch
 
-    def called(self, call: Call) -> None:
+    def called(self, call: Call, inputs: Sequence[Any]) -> None:
         """See `Check.called`."""
+        del inputs
         if call.has_grad or not call.is_training or not self._source or not _is_random_or_batch(call.module):
             return
         model = id(call.module)

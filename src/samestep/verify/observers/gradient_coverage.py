@@ -23,6 +23,7 @@ _LEAST_STEPS = 2  # steps or backwards before anything is noted: the first may b
 _LEAST_UNCHANGED = 5
 """Steps without a change before they are noted; some optimizers update in every second step. A guess."""
 _LEAST_LOSSES = 2  # backwards from a loss without a graph before they are noted: the first may be special
+_PADDING = 16  # elements by which a wrapper may pad a flat parameter on one worker: a guess
 _NAMED = 3  # parameters that a message names
 
 
@@ -83,8 +84,9 @@ class ParameterUse(Check):
         self.optimizers[id(optimizer)] = OptimizerUse(optimizer, current_place())
         self._held |= {id(parameter) for parameter in parameters_of(optimizer)}
 
-    def called(self, call: Call) -> None:
+    def called(self, call: Call, inputs: Sequence[Any]) -> None:
         """See `Check.called`."""
+        del inputs
         self._called.add(call.module)
 
     def trained(self, call: Call) -> None:
@@ -234,6 +236,8 @@ class GradientCoverage(ParameterUse):
 
     def _replaces(self, model: nn.Module, left_out: Sequence[Tensor], missing: Sequence[Tensor]) -> bool:
         """Return whether parameters of a model take the place of an optimizer's that no called model has."""
+        if _flatten(left_out, missing):
+            return True
         if len(left_out) != len(missing):
             return False
         shapes, missing_shapes = ([parameter.shape for parameter in some] for some in (left_out, missing))
@@ -300,12 +304,23 @@ class GradientCoverage(ParameterUse):
         )
 
 
+def _flatten(left_out: Sequence[Tensor], missing: Sequence[Tensor]) -> bool:
+    """Return whether flat parameters have the elements of an optimizer's, as those that FSDP makes."""
+    elements, missing_elements = (
+        sum(parameter.numel() for parameter in some) for some in (left_out, missing)
+    )
+    is_flat = all(parameter.dim() == 1 for parameter in left_out) and any(
+        parameter.dim() > 1 for parameter in missing
+    )
+    return is_flat and missing_elements <= elements <= missing_elements + _PADDING * len(left_out)
+
+
 def _holds_other(use: OptimizerUse, missing: Sequence[Tensor], model: nn.Module, names: str) -> Note:
     return Note(
         "optimizer-holds-other",
         f"{use.name}{in_words(use.place)} holds {counted(len(missing), 'parameter')} that no called model "
-        f"has, and the called {type(model).__name__} has as many that no optimizer holds: {names}. Make the "
-        "optimizer after the model is copied, replaced or changed.",
+        f"has, and the called {type(model).__name__} has parameters in their place that no optimizer holds: "
+        f"{names}. Make the optimizer after the model is copied, replaced, wrapped or changed.",
         use.place,
     )
 

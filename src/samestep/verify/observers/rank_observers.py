@@ -81,7 +81,7 @@ class SavedStates(Observer):
     def notes(self) -> Iterator[Note]:
         """See `Observer.notes`."""
         for path in self._written():
-            if path.endswith(_SUFFIXES) and any(map(_is_wrapped, _dicts(_loaded(path)))):
+            if path.endswith(_SUFFIXES) and any(map(_is_wrapped, dicts(_loaded(path)))):
                 yield Note(
                     "module-keys",
                     f"{Path(path).name} has a state dict whose keys begin with {_PREFIX!r}, which the model "
@@ -97,13 +97,13 @@ def _loaded(path: str) -> Any:
     return None
 
 
-def _dicts(value: Any, *, depth: int = 2) -> Iterator[Mapping[Any, Any]]:
+def dicts(value: Any, *, depth: int = 2) -> Iterator[Mapping[Any, Any]]:
     """Yield a dict, and those in its values."""
     if isinstance(value, Mapping):
         yield value
         if depth:
             for part in value.values():
-                yield from _dicts(part, depth=depth - 1)
+                yield from dicts(part, depth=depth - 1)
 
 
 def _is_wrapped(state: Mapping[Any, Any]) -> bool:

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from samestep.verify.observers.check import Check, Checks, Observer
+from samestep.verify.observers.collated_rows import RowsNotUsed
 from samestep.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
+from samestep.verify.observers.evaluation_values import DropoutInEvaluation, SpectralNormNotBegun
 from samestep.verify.observers.gradient_coverage import GradientCoverage
 from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
 from samestep.verify.observers.loss_graphs import LossArguments
 from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
+from samestep.verify.observers.saved_states import SavedStateDiffers
 from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
+from samestep.verify.observers.stopped_updates import UpdatesStop
 
 CHECKS: Sequence[Callable[[], Check]] = (
     GradientCoverage,
@@ -25,6 +29,11 @@ CHECKS: Sequence[Callable[[], Check]] = (
     LossArguments,
     LoaderGenerators,
     SamplerEpochs,
+    RowsNotUsed,
+    UpdatesStop,
+    DropoutInEvaluation,
+    SpectralNormNotBegun,
+    SavedStateDiffers,
 )
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)

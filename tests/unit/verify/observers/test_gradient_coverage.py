@@ -140,6 +140,39 @@ def replaced():
     train(model, optimizer)
 
 
+class Flat(nn.Module):
+    """A wrapper with one flat parameter in the place of those of a model, as FSDP has."""
+
+    def __init__(self, model, *, padding=0):
+        super().__init__()
+        parts = [parameter.detach().flatten() for parameter in model.parameters()]
+        self.flat = nn.Parameter(torch.cat([*parts, torch.zeros(padding)]))
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.inner = [model]
+
+    def forward(self, x):
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = self.flat[: sum(sizes)].split(sizes)
+        pairs = zip(self.shapes.items(), parts, strict=True)
+        parameters = {name: part.view(shape) for (name, shape), part in pairs}
+        return torch.func.functional_call(self.inner[0], parameters, (x,))
+
+
+def flattened(padding=0):
+    model = Parts()
+    optimizer = sgd(model.parameters())
+    train(Flat(model, padding=padding), optimizer)
+
+
+def flattened_and_padded():
+    flattened(padding=6)
+
+
+def flattened_before():
+    model = Flat(Parts())
+    train(model, sgd(model.parameters()))
+
+
 def averaged():
     model = Parts()
     optimizer = sgd(model.parameters())
@@ -238,6 +271,8 @@ def by_closure():
         (listed, ["no-optimizer"]),
         (copied, ["optimizer-holds-other"]),
         (replaced, ["optimizer-holds-other"]),
+        (flattened, ["optimizer-holds-other"]),
+        (flattened_and_padded, ["optimizer-holds-other"]),
         (unchanged, ["no-change"]),
         (rounded_away, ["no-change"]),
         (detached, ["loss-without-graph"]),
@@ -258,6 +293,7 @@ def test_a_mistake_is_noted(noted, script, codes):
         two_optimizers,
         without_optimizer,
         listed_teacher,
+        flattened_before,
         averaged,
         cast,
         warmed_up,
