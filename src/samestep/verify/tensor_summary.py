@@ -10,6 +10,7 @@ elements with random weights: equal samples have equal keys, and different sampl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -32,10 +33,37 @@ _NAN, _INFINITY = 6173.25, 7919.75
 numbers that data rarely have."""
 
 
-def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
-    """Return `BUCKETS` numbers for each tensor, in order; zeros for None."""
-    parts = [_one(tensor) for tensor in tensors]
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """The place of a tensor in a whole of which it is a part."""
+
+    shape: tuple[int, ...]  # shape of the whole
+    dim: int  # dimension along which the whole is divided
+    count: int  # number of parts
+    index: int  # number of this part
+
+
+def sketch(tensors: Iterable[Tensor | None], places: Iterable[PartPlace | None] | None = None) -> list[float]:
+    """Return `BUCKETS` numbers for each tensor, in order; zeros for None.
+
+    Args:
+        tensors: the tensors.
+        places: the place of each in a whole, None for a tensor that is no part. The sketches of all parts
+            add up to that of the whole.
+    """
+    pairs = zip(tensors, repeat(None), strict=False) if places is None else zip(tensors, places, strict=True)
+    parts = [_one(tensor if place is None else _in_whole(tensor, place)) for tensor, place in pairs]
     return torch.cat(parts).tolist() if parts else []
+
+
+def _in_whole(part: Tensor | None, place: PartPlace) -> Tensor | None:
+    """Return the whole that has zeros where it has other parts."""
+    if part is None:
+        return None
+    whole = torch.zeros(place.shape, dtype=torch.float64, device="cpu")
+    size = place.shape[place.dim] // place.count
+    whole.narrow(place.dim, place.index * size, size).copy_(_in_double(part))
+    return whole
 
 
 def norm(tensors: Iterable[Tensor | None]) -> float:
@@ -51,6 +79,14 @@ def row_keys(tensor: Tensor) -> list[float]:
     rows = _in_double(tensor).reshape(tensor.size(0), -1)
     finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
     return torch.mv(finite, _weights(rows.size(1))).tolist()
+
+
+def row_sums(tensor: Tensor) -> list[float]:
+    """Return the sum of the elements of each sample; those of the parts of a sample add up to that of it."""
+    if tensor.is_meta:
+        return []
+    sums: list[float] = torch.nan_to_num(_in_double(tensor).reshape(tensor.size(0), -1)).sum(1).tolist()
+    return sums
 
 
 def rounded_keys(keys: Iterable[float]) -> set[float]:
