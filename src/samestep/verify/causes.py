@@ -56,8 +56,8 @@ _OTHER_COMBINATION = (
 )
 _NAMED = 3  # parameters that a message names
 _OF_SHARED_BATCH = (
-    "Add the gradients of what each rank computes for its part of the sequence, sum the gradient of a layer's "
-    "input over the ranks that have parts of the layer, and clip alike on all ranks."
+    "Add the gradients of what each rank computes for its part of the sequence, sum the gradient of the "
+    "input of a layer over the ranks that have parts of it, and clip alike on all ranks."
 )
 _SCALE = 1e-3
 """Largest relative deviation of a gradient from a multiple of the reference's: above rounding, and below the

@@ -23,6 +23,7 @@ PROJECTIONS = 4
 row's elements does not change the numbers after them."""
 KEY_DECIMALS = 9
 """Decimals of a sample's key by which equal samples are found: a key is a sum in double precision."""
+_LONGEST = 1024  # a longer sequence has no rows of its own: as many as are compared without an order
 _HALF = 1e-4  # between the machine epsilon of float32, 1.2e-7, and that of float16, 9.8e-4
 Rows = list[list[float]]
 
@@ -111,11 +112,12 @@ class RowSummary:
 def summarize(tensor: Tensor, samples: int) -> RowSummary:
     """Return the summary of a tensor that is computed from a number of samples.
 
-    Rows are counted along the first dimension, and also along the second one if that has one row per sample.
-    A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
+    Rows are counted along the first dimension, and also along the second one if that has one row per sample,
+    or may be a sequence, of which each rank may have a part. A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
     """
     values = torch.nan_to_num(_in_double(tensor), nan=0.0, posinf=0.0, neginf=0.0)
-    dims = [0, 1] if tensor.dim() > 1 and tensor.size(1) == samples else [0]
+    is_sequence = tensor.dim() > 2 and tensor.size(1) <= _LONGEST
+    dims = [0, 1] if is_sequence or (tensor.dim() > 1 and tensor.size(1) == samples) else [0]
     return RowSummary(list(tensor.shape), {dim: _rows(values, dim) for dim in dims})
 
 
