@@ -175,12 +175,10 @@ def _pairs(
     if not pairs:
         # A name can be that of another parameter: each rank counts its own experts.
         pairs = _by_module(usual, held, first, here)
-        named = _by_name(usual, held)
-        ambiguous = {**pairs, **{k: place for k, place in named.items() if _agree(k, place, first, here)}}
-        pairs = ambiguous if len(set(ambiguous.values())) == len(ambiguous) else pairs
         pairs |= _by_content(usual, held, pairs, first, here)
         taken = set(pairs.values())
-        pairs |= {k: place for k, place in named.items() if k not in pairs and place not in taken}
+        named = _by_name(usual, held).items()
+        pairs |= {k: place for k, place in named if k not in pairs and place not in taken}
     return pairs
 
 

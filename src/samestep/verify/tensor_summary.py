@@ -113,7 +113,8 @@ def summarize(tensor: Tensor, samples: int) -> RowSummary:
     """Return the summary of a tensor that is computed from a number of samples.
 
     Rows are counted along the first dimension, and also along the second one if that has one row per sample,
-    or may be a sequence, of which each rank may have a part. A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
+    or may be a sequence, of which each rank may have a part. A value that is not finite counts as zero, so
+    that a mask of infinities does not hide all others.
     """
     values = torch.nan_to_num(_in_double(tensor), nan=0.0, posinf=0.0, neginf=0.0)
     is_sequence = tensor.dim() > 2 and tensor.size(1) <= _LONGEST
