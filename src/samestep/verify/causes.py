@@ -417,7 +417,7 @@ def _mean_of_label_means(comparison: Comparison, step: int) -> Finding | None:
 
 def _buffers(comparison: Comparison) -> Finding | None:
     """Find ranks that start with different untrained tensors, if values differ from those of one worker."""
-    if comparison.first is None:
+    if comparison.first is None or comparison.run.shares_batch:  # buffers can describe a rank's part
         return None
     facts = [trace.facts for trace in comparison.run.traces]
     if _vectors_differ([rank_facts.frozen for rank_facts in facts]):

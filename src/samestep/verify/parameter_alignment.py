@@ -32,6 +32,7 @@ class Match:
     places: Places  # none for parameters that never change, or are left out
     lost: Sequence[LostParameter] = ()  # parameters that no rank has in an optimizer
     is_partial: bool = False  # whether parameters of ranks that compute one batch together have no match
+    is_divided: bool = False  # whether a rank lacks a parameter, also outside of optimizers, that another has
 
 
 class UnmatchedParametersError(Exception):
@@ -79,7 +80,7 @@ def align_parameters(reference: RunRecord, *compared: RunRecord, drops: bool = F
                 in_parts=in_parts,
             ),
             lost=[lost for match in of for lost in match.lost],
-            holds_parts=any(0 < len(held) < len(run.traces) for match in of for held in match.places),
+            holds_parts=any(match.is_divided for match in of),
             has_unmatched=any(match.is_partial for match in of),
         )
         for run, of in zip(runs, matches, strict=True)
@@ -152,7 +153,17 @@ def _matches(reference: RunRecord, run: RunRecord, optimizer: int, *, drops: boo
     known = {parameter.name for parameter in unmatched}
     matched = {parameter.name for parameter, places in zip(usual, by_rank, strict=True) if places}
     lost = _lost(reference, run, [parameter for parameter in missing if parameter.name not in known], matched)
-    return Match(by_rank, lost, bool(unmatched))
+    return Match(by_rank, lost, bool(unmatched), _is_divided(run, usual, by_rank))
+
+
+def _is_divided(run: RunRecord, usual: Sequence[OptimizerParameter], by_rank: Places) -> bool:
+    """Return whether a rank has no parameter, also in no optimizer, that another rank has."""
+    outside = [{parameter.name for parameter in trace.facts.without_optimizer} for trace in run.traces]
+    return any(
+        places and rank not in places and parameter.name not in names
+        for parameter, places in zip(usual, by_rank, strict=True)
+        for rank, names in enumerate(outside)
+    )
 
 
 def _pairs(

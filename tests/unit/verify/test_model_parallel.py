@@ -149,6 +149,15 @@ def test_other_gradients_of_what_all_ranks_have_are_a_fault(swapped):
     assert [finding.cause for finding in found] == ["never-averaged"]
 
 
+def test_buffers_that_describe_parts_explain_no_difference():
+    reference, run = in_parts(drawn(6, 4))
+    for rank, of_rank in enumerate(run.traces):
+        of_rank.facts.buffers = [float(rank)]
+        for step in of_rank.steps:
+            step.gradient = [2.5 * number + 1 for number in step.gradient]
+    assert [finding.cause for finding in causes(compared(reference, run))] == ["gradient"]
+
+
 def test_unmatched_parts_of_ranks_with_their_own_batches_are_refused():
     reference, _ = in_parts(drawn(6, 4))
     run = RunRecord([trace(rank, {"flat": drawn(5, seed=rank)}, samples=(float(rank),)) for rank in (0, 1)])
@@ -183,6 +192,23 @@ def test_experts_that_each_rank_counts_from_0_are_matched_by_their_values():
     comparison = compared(reference, run)
     assert causes(comparison) == []
     assert relative(comparison.run.gradient(0), comparison.reference.gradient(0)) == 0.0
+
+
+@pytest.mark.parametrize("has_replicas", [False, True])
+def test_a_divided_model_is_not_a_divided_optimizer(has_replicas):
+    reference = with_gradients(RunRecord([trace(0, experts([0, 1]))]))
+    elsewhere = [
+        [OptimizerParameter(f"0: experts.{1 - rank}.{kind}", (4, 4), 0) for kind in ("weight", "bias")]
+        for rank in (0, 1)
+    ]
+    models = [dict(list(experts([0, 1]).items())[2 * rank : 2 * rank + 2]) for rank in (0, 1)]
+    ranks = [
+        trace(rank, models[rank], samples=(rank,), without_optimizer=elsewhere[rank] if has_replicas else [])
+        for rank in (0, 1)
+    ]
+    comparison = compared(reference, with_gradients(both(*ranks)))
+    assert comparison.run.holds_parts == (not has_replicas)
+    assert len(comparison.run.gradient(0)) == len(comparison.reference.gradient(0))
 
 
 @pytest.mark.parametrize("is_held", [False, True])
