@@ -329,7 +329,7 @@ def _lost(comparison: Comparison) -> list[Finding]:
             continue
         shown = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         cause: Cause = "not-in-optimizer" if is_held else "parameters-missing"
-        what, advice = (
+        deed, advice = (
             (
                 "in an optimizer {where} and in none on any rank",
                 "Give it to the optimizer of a rank that has it.",
@@ -337,7 +337,7 @@ def _lost(comparison: Comparison) -> list[Finding]:
             if is_held
             else ("trained {where} and on no rank", "Divide all layers among the ranks, also a remainder.")
         )
-        message = f"{shown} {'is' if len(names) == 1 else 'are'} {what.format(where=comparison.where)}."
+        message = f"{shown} {'is' if len(names) == 1 else 'are'} {deed.format(where=comparison.where)}."
         module = names[0].rpartition(".")[0]
         findings.append(comparison.finding(cause, message, 0, advice=advice, module=module))
     return findings

@@ -140,8 +140,8 @@ def _matches(reference: RunRecord, run: RunRecord, optimizer: int, *, drops: boo
         pairs = _pairs(usual, trace, optimizer, by_rank, _first(reference.traces[0], optimizer))
         for index, place in pairs.items():
             by_rank[index][rank] = place
-        others = set(range(len(held))) - set(pairs.values())
-        unmatched += [held[place] for place in others if _changes(trace, optimizer, place)]
+        unpaired = set(range(len(held))) - set(pairs.values())
+        unmatched += [held[place] for place in unpaired if _changes(trace, optimizer, place)]
     shares = drops and run.shares_batch
     missing = [
         usual[index]
@@ -271,13 +271,13 @@ def _by_module(
         return {}
     modules: dict[str, str] = {}
     for place, parameter in enumerate(held):
-        alike = [
+        candidates = [
             k
             for k in range(len(usual))
             if usual[k].shape == parameter.shape and _agree(k, place, first, here)
         ]
-        if len(alike) == 1:
-            modules.setdefault(_module(parameter.name), _module(usual[alike[0]].name))
+        if len(candidates) == 1:
+            modules.setdefault(_module(parameter.name), _module(usual[candidates[0]].name))
     indices = {parameter.name: k for k, parameter in enumerate(usual)}
     pairs: dict[int, int] = {}
     for place, parameter in enumerate(held):

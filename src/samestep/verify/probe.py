@@ -308,15 +308,19 @@ class Probe(Listener):
         self._note_exchange(args[1:2] or [kwargs.get(name) for name in _GIVEN])
         return original(*args, **kwargs)
 
-    def _note_exchange(self, given: Any) -> None:
+    def _note_exchange(self, inputs: Any) -> None:
         """Record what a forward of the first step gives to a collective: activations, no parameters."""
         if not self._in_forward or self._step.index or len(self.facts.exchanged) >= _MOST_EXCHANGED * BUCKETS:
             return
-        own = {parameter.data_ptr() for parameter in self._of_modules() if type(parameter) is nn.Parameter}
+        addresses = {
+            parameter.data_ptr() for parameter in self._of_modules() if type(parameter) is nn.Parameter
+        }
         self.facts.exchanged += sketch(
             tensor
-            for _, tensor in leaves(given)
-            if type(tensor) is Tensor and tensor.numel() > _MOST_RESULTS and tensor.data_ptr() not in own
+            for _, tensor in leaves(inputs)
+            if type(tensor) is Tensor
+            and tensor.numel() > _MOST_RESULTS
+            and tensor.data_ptr() not in addresses
         )
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
