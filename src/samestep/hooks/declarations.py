@@ -370,14 +370,17 @@ GROUP_OF_NORM = Hook(
     "torch.nn:SyncBatchNorm", "__init__", _VERIFY, "batch norm over all ranks in place of those of a group"
 )
 REDUCTIONS = _each(
-    "torch.distributed", "all_reduce reduce", _VERIFY, "numbers that the ranks combine in an evaluation"
+    "torch.distributed",
+    "all_reduce reduce",
+    _VERIFY,
+    "numbers that the ranks combine in an evaluation, and tensors that they combine in a forward",
 )
 GATHERS = _each(
     "torch.distributed",
     "all_gather all_gather_into_tensor all_gather_object gather gather_object all_to_all all_to_all_single "
     "reduce_scatter reduce_scatter_tensor",
     _VERIFY,
-    "whether the ranks gather results in an evaluation",
+    "whether the ranks gather results in an evaluation, and tensors that they exchange in a forward",
 )
 
 _NOTES = "verify: notes"

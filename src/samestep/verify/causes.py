@@ -55,6 +55,11 @@ _OTHER_COMBINATION = (
     "the ranks combine numbers in that evaluation, but not to this result. Sum counts over the ranks, not "
     "means, and divide once by the number of all samples."
 )
+_NAMED = 3  # parameters that a message names
+_OF_SHARED_BATCH = (
+    "Add the gradients of what each rank computes for its part of the sequence, sum the gradient of the "
+    "input of a layer over the ranks that have parts of it, and clip alike on all ranks."
+)
 _SCALE = 1e-3
 """Largest relative deviation of a gradient from a multiple of the reference's: above rounding, and below the
 distance of two such multiples."""
@@ -76,6 +81,7 @@ def causes(comparison: Comparison) -> list[Finding]:
         return [ending, *between_ranks]
     of_samples = _of_samples(comparison)
     of_rates = _of_rates(comparison, of_samples)
+    between_ranks += _lost(comparison)
     of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
     findings = [*between_ranks, *of_values, *of_samples, *of_rates]
     of_evaluation = _all(comparison, padded_evaluation)
@@ -301,6 +307,14 @@ def _averaging(comparison: Comparison) -> Finding | None:
             step,
             advice="Run the last one outside no_sync().",
         )
+    if comparison.run.shares_batch:
+        return comparison.finding(
+            "never-averaged",
+            f"the ranks compute one batch together, and in step {step} the gradients of a parameter that all "
+            "of them have differ.",
+            step,
+            advice=_OF_SHARED_BATCH,
+        )
     return comparison.finding(
         "never-averaged",
         f"the ranks' gradients differ in step {step}: they are not averaged.",
@@ -323,6 +337,29 @@ def _divergence(comparison: Comparison) -> Finding | None:
         step,
         advice="Give all ranks the same learning rate, state and clipping.",
     )
+
+
+def _lost(comparison: Comparison) -> list[Finding]:
+    """Find parameters that are trained on one worker, and by no rank."""
+    findings = []
+    for is_held in (False, True):
+        names = [lost.name.partition(": ")[2] for lost in comparison.run.lost if lost.is_held == is_held]
+        if not names:
+            continue
+        shown = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        cause: Cause = "not-in-optimizer" if is_held else "parameters-missing"
+        deed, advice = (
+            (
+                "in an optimizer {where} and in none on any rank",
+                "Give it to the optimizer of a rank that has it.",
+            )
+            if is_held
+            else ("trained {where} and on no rank", "Divide all layers among the ranks, also a remainder.")
+        )
+        message = f"{shown} {'is' if len(names) == 1 else 'are'} {deed.format(where=comparison.where)}."
+        module = names[0].rpartition(".")[0]
+        findings.append(comparison.finding(cause, message, 0, advice=advice, module=module))
+    return findings
 
 
 def _scale(comparison: Comparison) -> Finding | None:
@@ -399,7 +436,7 @@ def _mean_of_label_means(comparison: Comparison, step: int) -> Finding | None:
 
 def _buffers(comparison: Comparison) -> Finding | None:
     """Find ranks that start with different untrained tensors, if values differ from those of one worker."""
-    if comparison.first is None:
+    if comparison.first is None or comparison.run.shares_batch:  # buffers can describe a rank's part
         return None
     facts = [trace.facts for trace in comparison.run.traces]
     if _vectors_differ([rank_facts.frozen for rank_facts in facts]):

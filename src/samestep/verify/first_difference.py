@@ -515,7 +515,8 @@ def _of_values(step: int, again: Comparison) -> ModuleDifference | None:
     if reference is None:
         return None
     (control,), epsilon = again.control.modules, again.reference.facts.epsilon
-    are_replicas = not differ(rank_step.before for rank_step in again.run.of_ranks(step))
+    hold_parts = again.run.shares_batch or again.run.holds_parts
+    are_replicas = not (hold_parts or differ(rank_step.before for rank_step in again.run.of_ranks(step)))
     records = ModuleRecords(reference, control, again.run.modules, epsilon, are_replicas=are_replicas)
     return records.first_difference() or _first_from_reference(again, step, reference)
 

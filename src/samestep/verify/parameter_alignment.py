@@ -6,14 +6,14 @@ rank holds a part of the parameters, each value is taken from a rank that holds 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from samestep.verify.run_record import EQUAL, RunRecord, relative
+from samestep.verify.run_record import EQUAL, LostParameter, RunRecord, relative
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import OptimizerParameter, Step, Trace
 
@@ -21,18 +21,35 @@ Places: TypeAlias = Sequence[Mapping[int, int]]
 """For each parameter of the reference: its index in a run's list, by the rank that holds it."""
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
+_NO_SHAPE = (-1,)  # of a part whose whole is not known
 _VECTORS = ("gradient", "before", "after")
 """Fields of a step with `BUCKETS` numbers for each parameter."""
 OF_GROUPS = ("learning_rates", "weight_decays")
 """Fields of a step with a number for each group of parameters; for each parameter, if these were aligned."""
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The parameters of one optimizer of the reference in a run."""
+
+    places: Places  # none for parameters that never change, or are left out
+    lost: Sequence[LostParameter] = ()  # parameters that no rank has in an optimizer
+    is_partial: bool = False  # whether parameters of ranks that compute one batch together have no match
+    is_divided: bool = False  # whether a rank lacks a parameter, also outside of optimizers, that another has
+
+
 class UnmatchedParametersError(Exception):
     """The parameters of two runs cannot be matched."""
 
 
-def align_parameters(reference: RunRecord, *compared: RunRecord) -> Sequence[RunRecord]:
+def align_parameters(reference: RunRecord, *compared: RunRecord, drops: bool = False) -> Sequence[RunRecord]:
     """Return runs with the parameters of each step in the order of the first run.
+
+    Args:
+        reference: the first run.
+        compared: further runs.
+        drops: whether to leave out parameters that no optimizer of a run has, and those of ranks that compute
+            one batch together if they have no match; `RunRecord.lost` and `has_unmatched` state that.
 
     Raises:
         UnmatchedParametersError: a parameter has no unambiguous match.
@@ -43,21 +60,33 @@ def align_parameters(reference: RunRecord, *compared: RunRecord) -> Sequence[Run
     if any(len(trace.facts.parameters) != len(optimizers) for run in compared for trace in run.traces):
         raise UnmatchedParametersError
     runs = (reference, *compared)
-    places = [[_places(reference, run, optimizer) for optimizer in optimizers] for run in runs]
+    matches = [[_matches(reference, run, optimizer, drops=drops) for optimizer in optimizers] for run in runs]
+    places = [[match.places for match in of] for of in matches]
     # A parameter that an optimizer lacks was found to be constant, and is dropped from all runs.
     kept = [
         [index for index in range(len(reference.facts.parameters[k])) if all(of[k][index] for of in places)]
         for k in optimizers
     ]
-    in_parts = any(
+    in_parts = any(match.lost or match.is_partial for of in matches for match in of) or any(
         0 < len(held) < len(run.traces)
         for run, of in zip(runs, places, strict=True)
         for some in of
         for held in some
     )
+    parameters = [[reference.facts.parameters[k][index] for index in kept[k]] for k in optimizers]
     return [
-        _in_order(run, [[of[k][index] for index in kept[k]] for k in optimizers], in_parts=in_parts)
-        for run, of in zip(runs, places, strict=True)
+        replace(
+            _in_order(
+                run,
+                [[match.places[index] for index in kept[k]] for k, match in enumerate(of)],
+                parameters,
+                in_parts=in_parts,
+            ),
+            lost=[lost for match in of for lost in match.lost],
+            holds_parts=any(match.is_divided for match in of),
+            has_unmatched=any(match.is_partial for match in of),
+        )
+        for run, of in zip(runs, matches, strict=True)
     ]
 
 
@@ -77,6 +106,8 @@ def _has_same_order(reference: RunRecord, run: RunRecord) -> bool:
     """Return whether a run's parameters are in the order of the reference's."""
     usual = reference.facts.parameters
     lists = [trace.facts.parameters for trace in run.traces]
+    if run.facts.parts:
+        return False
     if not usual or not all(lists) or all(parameters == usual for parameters in lists):
         return True
     nameless = [
@@ -98,30 +129,92 @@ def _first(trace: Trace, optimizer: int) -> Sketches | None:
     return None if step is None else np.array(step.before).reshape(-1, BUCKETS)
 
 
-def _places(reference: RunRecord, run: RunRecord, optimizer: int) -> Places:
-    """Return the places of the reference's parameters in a run; none for parameters that never change.
+def _matches(reference: RunRecord, run: RunRecord, optimizer: int, *, drops: bool) -> Match:
+    """Return the places of the reference's parameters in a run.
 
     Raises:
         UnmatchedParametersError: a parameter is not found.
     """
     usual = reference.facts.parameters[optimizer]
     by_rank: list[dict[int, int]] = [{} for _ in usual]
+    unmatched: list[OptimizerParameter] = []
     for rank, trace in enumerate(run.traces):
         held = trace.facts.parameters[optimizer]
-        first, here = _first(reference.traces[0], optimizer), _first(trace, optimizer)
-        pairs = _as_stage(usual, held, by_rank, first, here)
-        if not pairs:
-            pairs = {k: k for k in range(len(usual))} if held == usual else _by_name(usual, held)
-            pairs |= _by_content(usual, held, pairs, first, here)
+        pairs = _pairs(usual, trace, optimizer, by_rank, _first(reference.traces[0], optimizer))
         for index, place in pairs.items():
             by_rank[index][rank] = place
-        unmatched = set(range(len(held))) - set(pairs.values())
-        if any(_changes(trace, optimizer, place) for place in unmatched):
-            raise UnmatchedParametersError
-    missing = [index for index, places in enumerate(by_rank) if not places]
-    if any(_changes(reference.traces[0], optimizer, index) for index in missing):
+        unpaired = set(range(len(held))) - set(pairs.values())
+        unmatched += [held[place] for place in unpaired if _changes(trace, optimizer, place)]
+    shares = drops and run.shares_batch
+    missing = [
+        usual[index]
+        for index, places in enumerate(by_rank)
+        if not places and _changes(reference.traces[0], optimizer, index)
+    ]
+    if (unmatched and not shares) or (missing and not drops):
         raise UnmatchedParametersError
-    return by_rank
+    known = {parameter.name for parameter in unmatched}
+    matched = {parameter.name for parameter, places in zip(usual, by_rank, strict=True) if places}
+    lost = _lost(reference, run, [parameter for parameter in missing if parameter.name not in known], matched)
+    return Match(by_rank, lost, bool(unmatched), _is_divided(run, usual, by_rank))
+
+
+def _is_divided(run: RunRecord, usual: Sequence[OptimizerParameter], by_rank: Places) -> bool:
+    """Return whether a rank has no parameter, also in no optimizer, that another rank has."""
+    outside = [{parameter.name for parameter in trace.facts.without_optimizer} for trace in run.traces]
+    return any(
+        places and rank not in places and parameter.name not in names
+        for parameter, places in zip(usual, by_rank, strict=True)
+        for rank, names in enumerate(outside)
+    )
+
+
+def _pairs(
+    usual: Sequence[OptimizerParameter],
+    trace: Trace,
+    optimizer: int,
+    known: Sequence[Mapping[int, int]],
+    first: Sketches | None,
+) -> dict[int, int]:
+    """Return the places of the reference's parameters on one rank."""
+    parts = trace.facts.parts
+    held = [
+        parameter._replace(name="", shape=_NO_SHAPE) if parameter.name in parts else parameter
+        for parameter in trace.facts.parameters[optimizer]
+    ]
+    here = _first(trace, optimizer)
+    pairs = _as_stage(usual, held, known, first, here)
+    if not pairs and held == usual:
+        pairs = {k: k for k in range(len(usual))}
+    if not pairs:
+        # A name can be that of another parameter: each rank counts its own experts.
+        pairs = _by_module(usual, held, first, here)
+        pairs |= _by_content(usual, held, pairs, first, here)
+        taken = set(pairs.values())
+        named = _by_name(usual, held).items()
+        pairs |= {k: place for k, place in named if k not in pairs and place not in taken}
+    return pairs
+
+
+def _lost(
+    reference: RunRecord, run: RunRecord, missing: Sequence[OptimizerParameter], matched: Set[str]
+) -> list[LostParameter]:
+    """Return the missing parameters, and whether a model of a rank has them.
+
+    A rank can have another name for a parameter; then its shape counts.
+    """
+    usual = {parameter.name for parameter in reference.facts.without_optimizer} | matched
+    held = [
+        parameter
+        for trace in run.traces
+        for parameter in trace.facts.without_optimizer
+        if parameter.name not in usual
+    ]
+    names, shapes = {parameter.name for parameter in held}, {parameter.shape for parameter in held}
+    return [
+        LostParameter(parameter.name, parameter.name in names or parameter.shape in shapes)
+        for parameter in missing
+    ]
 
 
 def _as_stage(
@@ -166,6 +259,51 @@ def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParame
     }
 
 
+def _by_module(
+    usual: Sequence[OptimizerParameter],
+    held: Sequence[OptimizerParameter],
+    first: Sketches | None,
+    here: Sketches | None,
+) -> dict[int, int]:
+    """Return the places of parameters that agree in initial values, and whose modules do.
+
+    Modules agree if a parameter of one has values that only one parameter of the other has. A bias of zeros
+    says nothing, but belongs to the module of its weight.
+    """
+    if first is None or here is None or (len(first), len(here)) != (len(usual), len(held)):
+        return {}
+    modules: dict[str, str] = {}
+    for place, parameter in enumerate(held):
+        candidates = [
+            k
+            for k in range(len(usual))
+            if usual[k].shape == parameter.shape and _agree(k, place, first, here)
+        ]
+        if len(candidates) == 1:
+            modules.setdefault(_module(parameter.name), _module(usual[candidates[0]].name))
+    indices = {parameter.name: k for k, parameter in enumerate(usual)}
+    pairs: dict[int, int] = {}
+    for place, parameter in enumerate(held):
+        name = _module(parameter.name)
+        index = indices.get(modules.get(name, name) + parameter.name.removeprefix(name))
+        if index is None or index in pairs or not parameter.name:
+            continue
+        if usual[index].shape == parameter.shape and _agree(index, place, first, here):
+            pairs[index] = place
+    return pairs
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _agree(index: int, place: int, first: Sketches | None, here: Sketches | None) -> bool:
+    """Return whether a parameter starts with the values of one of the reference."""
+    if first is None or here is None or max(index - len(first), place - len(here)) >= 0:
+        return False
+    return relative(here[place], first[index]) <= EQUAL
+
+
 def _by_content(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
@@ -197,8 +335,16 @@ def _changes(trace: Trace, optimizer: int, place: int) -> bool:
     return any(any(step.gradient[block]) for step in trace.steps if step.optimizer == optimizer)
 
 
-def _in_order(run: RunRecord, places: Sequence[Places], *, in_parts: bool) -> RunRecord:
+def _in_order(
+    run: RunRecord,
+    places: Sequence[Places],
+    parameters: Sequence[Sequence[OptimizerParameter]],
+    *,
+    in_parts: bool,
+) -> RunRecord:
     """Return a run with its parameters in order; a rank gets those that it lacks from another rank."""
+    # Each parameter has a learning rate of its own now.
+    lists = [[parameter._replace(group=k) for k, parameter in enumerate(some)] for some in parameters]
     made = [
         [
             _step(run, places[step.optimizer], rank, index, in_parts=in_parts)
@@ -209,7 +355,11 @@ def _in_order(run: RunRecord, places: Sequence[Places], *, in_parts: bool) -> Ru
     return replace(
         run,
         traces=[
-            replace(trace, steps=[*steps, *trace.steps[run.steps :]])
+            replace(
+                trace,
+                facts=replace(trace.facts, parameters=lists),
+                steps=[*steps, *trace.steps[run.steps :]],
+            )
             for trace, steps in zip(run.traces, made, strict=True)
         ],
     )

@@ -6,7 +6,7 @@ samples. It changes nothing, unless `disturb` adds rounding noise to the gradien
 
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,21 +23,24 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, attached_to, wrapping
-from samestep.hooks.tensor_tree import data_in
+from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
 from samestep.verify.neutral_modules import compresses, normalizes_alone
 from samestep.verify.observers.check import Observer, after, on_first_gradient
 from samestep.verify.observers.loss_graphs import loss_divisors
+from samestep.verify.parts import Parts
 from samestep.verify.run_length import RunLength
 from samestep.verify.script_settings import module_settings, optimizer_settings
 from samestep.verify.tensor_summary import (
+    BUCKETS,
     KEY_DECIMALS,
     is_half_epsilon,
     norm,
     own_generator,
     rounded_keys,
     row_keys,
+    row_sums,
     sketch,
 )
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Writer
@@ -50,6 +53,9 @@ ROUNDING_OF_HALF = 2
 _MOST_RESULTS = 8
 """Numbers of a tensor that holds results, such as sums and counts: a guess; gradients and outputs have
 more."""
+_MOST_EXCHANGED = 16  # tensors of collectives that are recorded: a guess
+_GIVEN = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list")
+"""Names of what a rank gives to a collective that gathers."""
 _CPU = torch.device("cpu")
 _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
@@ -92,9 +98,12 @@ class Probe(Listener):
         self._writer, self._length, self._stop, self._printed = writer, length, stop, printed
         self._noise = own_generator(1) if disturb else None
         self._within = within
+        self._in_forward = False  # whether a model was called for training, and its backward has not begun
         self._observers: Sequence[Observer] = ()
         self.changed_files: Sequence[str] = ()
         """Paths of the files and folders that the script has created or changed so far."""
+        self.parts = Parts({})
+        """The places of this rank's parameters in those of the reference."""
         self._step = Step(index=0)
         self._optimizers: list[Optimizer] = []  # the optimizers that have stepped
         self._made: list[Optimizer] = []
@@ -102,8 +111,8 @@ class Probe(Listener):
         self._modules: dict[int, nn.Module] = {}
         self._has_begun = False
         self._calls_of_training = _CallsOfTraining(lambda model: self.model_of(model) is not None)
-        self._eval_call: tuple[nn.Module, list[float]] | None = None
-        """The module and sample keys of the current call in evaluation mode."""
+        self._eval_call: tuple[nn.Module, list[float], list[float]] | None = None
+        """The module, sample keys and their sums of the current call in evaluation mode."""
         self._device = _CPU  # device of the last model called
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
@@ -182,35 +191,39 @@ class Probe(Listener):
     @contextmanager
     def call(self, module: nn.Module, inputs: Sequence[Any], *, is_training: bool) -> Iterator[None]:
         """See `Listener.call`."""
-        keys = self._sample_keys(inputs)
+        keys, sums = self._sample_keys(inputs)
         if is_training:
-            self._add_training_call(module, keys)
+            self._add_training_call(module, keys, sums)
         else:
             self._step.evaluated += keys
             self._calls_of_training.add(module, keys)
-        self._eval_call = None if is_training else (module, keys)
+        self._eval_call = None if is_training else (module, keys, sums)
         self._device = next(module.parameters()).device
         before = RngState.now(self._device)
         with self._within():
             yield
         self._note_draws(before)
 
-    def _sample_keys(self, inputs: Sequence[Any]) -> list[float]:
-        """Return the keys of the samples in a module's inputs."""
+    def _sample_keys(self, inputs: Sequence[Any]) -> tuple[list[float], list[float]]:
+        """Return the keys of the samples in a module's inputs, and the sum of each one's elements."""
         keys: list[float] = []
+        sums: list[float] = []
         for data in data_in(tuple(inputs)):
             keys += row_keys(data)
+            sums += row_sums(data)
             device = data.device.type
             self._note_precision(
                 torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else data.dtype
             )
-        return keys
+        return keys, sums
 
-    def _add_training_call(self, module: nn.Module, keys: Sequence[float]) -> None:
+    def _add_training_call(self, module: nn.Module, keys: Sequence[float], sums: Sequence[float]) -> None:
         if not self._has_begun:
             self._writer.write("begun", self._step.index)
             self._has_begun = True
         self._step.samples.extend(keys)
+        self._step.sums.extend(sums)
+        self._in_forward = True
         self._step.passes = self._passes_before
         if id(module) not in self._modules:
             self._modules[id(module)] = module
@@ -227,17 +240,18 @@ class Probe(Listener):
         """See `Listener.returned`; a call in evaluation mode is a training call if a backward follows."""
         if self._eval_call is None:
             return
-        (module, keys), self._eval_call = self._eval_call, None
+        (module, keys, sums), self._eval_call = self._eval_call, None
 
         def trained() -> None:
             self._step.evaluated = list((Counter(self._step.evaluated) - Counter(keys)).elements())
-            self._add_training_call(module, keys)
+            self._add_training_call(module, keys, sums)
 
         on_first_gradient(outputs, trained)
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
         """See `Listener.backward`."""
+        self._in_forward = False
         if self._fetched is not None:
             self._note_draws(self._fetched)
         self._step.divisors += loss_divisors(losses)
@@ -262,7 +276,7 @@ class Probe(Listener):
         """Record a backward as a step, for a script that updates its parameters without an optimizer."""
         parameters = self._of_modules()
         self._record_gradients(parameters)
-        self._step.before = self._step.after = sketch(parameters)
+        self._step.before = self._step.after = self._sketch(parameters)
         self._finish_step()
 
     def _of_modules(self) -> list[Tensor]:
@@ -288,7 +302,7 @@ class Probe(Listener):
         self._before = self._step.backwards
         parameters = parameters_of(optimizer)
         self._record_gradients(parameters)
-        self._step.before = sketch(parameters)
+        self._step.before = self._sketch(parameters)
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Record the norm of gradients before they are clipped, because clipping hides their scale."""
@@ -299,6 +313,7 @@ class Probe(Listener):
 
     def _reduce(self, original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Record the few numbers that the ranks combine in an evaluation."""
+        self._note_exchange(tensor)
         work = original(tensor, *args, **kwargs)
         is_small = type(tensor) is Tensor and tensor.numel() <= _MOST_RESULTS and not tensor.is_complex()
         if is_small and work is None and self._step.evaluated:
@@ -308,21 +323,49 @@ class Probe(Listener):
     def _gather(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Record that the ranks exchange results in an evaluation."""
         self._step.gathered |= bool(self._step.evaluated)
+        self._note_exchange(args[1:2] or [kwargs.get(name) for name in _GIVEN])
         return original(*args, **kwargs)
+
+    def _note_exchange(self, inputs: Any) -> None:
+        """Record what a forward of the first step gives to a collective: activations, no parameters."""
+        if not self._in_forward or self._step.index or len(self.facts.exchanged) >= _MOST_EXCHANGED * BUCKETS:
+            return
+        addresses = {
+            parameter.data_ptr() for parameter in self._of_modules() if type(parameter) is nn.Parameter
+        }
+        self.facts.exchanged += sketch(
+            tensor
+            for _, tensor in leaves(inputs)
+            if type(tensor) is Tensor
+            and tensor.numel() > _MOST_RESULTS
+            and tensor.data_ptr() not in addresses
+        )
 
     def _record_gradients(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             self._note_precision(parameter.dtype)
             self.facts.parameter_epsilon = max(self.facts.parameter_epsilon, _epsilon(parameter.dtype))
         gradients = [parameter.grad for parameter in parameters]
-        self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients)
+        places = self.parts.places(parameters, self._names)
+        self._step.gradient_norm, self._step.gradient = norm(gradients), sketch(gradients, places)
+
+    def _sketch(self, parameters: Sequence[Tensor]) -> list[float]:
+        return sketch(parameters, self.parts.places(parameters, self._names))
+
+    def _names(self) -> dict[int, str]:
+        """Return the name of each parameter of a trained model, by id: index of the model and name in it."""
+        return {
+            id(parameter): f"{number}: {plain_name(name)}"
+            for number, module in enumerate(self._modules.values())
+            for name, parameter in module.named_parameters()
+        }
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `Listener.after_step`."""
         parameters = parameters_of(optimizer)
         if self._step.backwards > self._before:  # a closure ran backward inside the step
             self._record_gradients(parameters)
-        self._step.after = sketch(parameters)
+        self._step.after = self._sketch(parameters)
         self._note_parameters(optimizer)
         self._finish_step()
 
@@ -331,20 +374,26 @@ class Probe(Listener):
         lists, index = self.facts.parameters, self._optimizers.index(optimizer)
         if index < len(lists):
             return
-        names = {
-            id(parameter): f"{number}: {plain_name(name)}"
-            for number, module in enumerate(self._modules.values())
-            for name, parameter in module.named_parameters()
-        }
+        names, parts = self._names(), self.parts
         groups = enumerate(optimizer.param_groups)
         held = [
-            OptimizerParameter(names.get(id(parameter), ""), tuple(parameter.shape), k)
+            OptimizerParameter(names.get(id(parameter), ""), parts.whole_of(parameter), k)
             for k, group in groups
             for parameter in group["params"]
         ]
         lists += [[]] * (index - len(lists)) + [held]
         self.facts.optimizers += [[]] * (index - len(self.facts.optimizers)) + [optimizer_settings(optimizer)]
+        self.facts.parts |= parts.counts(names)
+        self.facts.without_optimizer = self._without_optimizer(names)
         self.facts.same_batch = _ranks_of_same_batch(self._modules.values())
+
+    def _without_optimizer(self, names: Mapping[int, str]) -> list[OptimizerParameter]:
+        held = {id(parameter) for optimizer in self._made for parameter in parameters_of(optimizer)}
+        return [
+            OptimizerParameter(names[id(parameter)], tuple(parameter.shape), 0)
+            for parameter in self._of_modules()
+            if parameter.requires_grad and id(parameter) not in held
+        ]
 
     def _finish_step(self) -> None:
         self._note_group()

@@ -7,9 +7,9 @@ import random
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -33,11 +33,13 @@ from samestep.launch.local.local_backend import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.fresh_interpreter import in_fresh_interpreters
+from samestep.verify.model_parallel import grouped
 from samestep.verify.module_recorder import ModuleRecorder
 from samestep.verify.neutral_modules import global_batch_norm, rank_features_disabled
 from samestep.verify.observers.check import Observer
 from samestep.verify.observers.rank_observers import SavedStates
 from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
+from samestep.verify.parts import Parts
 from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
 from samestep.verify.run_length import ProgressLine, RunLength, Shown
@@ -73,6 +75,8 @@ class TracedRun:
     has_other_reference: bool = False
     # kind of script whose rank-dependent features (batch norm, dropout) are disabled, if any
     neutral: Kind | None = None
+    # shapes of the reference's parameters by name, of which the ranks may hold parts
+    wholes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     double: bool = False  # whether the script computes in double precision, whatever it asks for
     # gives the folders that a distributed script lists another order on each rank
     order: ShuffledListings | None = None
@@ -98,15 +102,14 @@ class TracedRun:
                 shutil.rmtree(self.folder)
                 return replace(self, kind="native", program=self._filled()).run()
             cause = self._cause(cause)
-        return merged(
-            RunRecord(
-                traces=[self._trace_of(rank) for rank in range(self._recording)],
-                runs_once=self.kind == "serial",
-                failure=cause,
-                modules=[read_modules(self._modules_of(rank)) for rank in range(self._recording)],
-                workers=self.size,
-            )
+        run = RunRecord(
+            traces=[self._trace_of(rank) for rank in range(self._recording)],
+            runs_once=self.kind == "serial",
+            failure=cause,
+            modules=[read_modules(self._modules_of(rank)) for rank in range(self._recording)],
+            workers=self.size,
         )
+        return merged(grouped(run))
 
     def _outcome(self) -> Outcome:
         """Run the workers, or the script that spawns them, to their end."""
@@ -213,7 +216,7 @@ class TracedRun:
             disturb=self.disturb,
             within=global_batch_norm if self._disables_features else nullcontext,
         )
-        probe.changed_files = files
+        probe.changed_files, probe.parts = files, Parts(self.wholes)
         _KEPT.append(probe)
         if self.order is not None:
             probe.facts.listed = self.order.folders

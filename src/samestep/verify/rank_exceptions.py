@@ -3,6 +3,7 @@
 from collections.abc import Set
 
 from samestep.verify.compare import Comparison
+from samestep.verify.trace import Facts
 from samestep.verify.verdict import Cause, Finding
 
 
@@ -19,7 +20,7 @@ def exceptions_of(comparison: Comparison) -> list[Finding]:
         ),
         (
             *_draws({rank_facts.stream for rank_facts in facts}),
-            any(rank_facts.drew for rank_facts in facts) and is_native,
+            any(rank_facts.drew or _drops(rank_facts) for rank_facts in facts) and is_native,
         ),
         (
             "augmentation-per-worker",
@@ -45,9 +46,14 @@ def exceptions_of(comparison: Comparison) -> list[Finding]:
     ]
 
 
+def _drops(facts: Facts) -> bool:
+    """Return whether values were dropped, also where the generator's state was restored after the draw."""
+    return any(rate for rates in facts.dropouts.values() for rate in rates)
+
+
 def _draws(streams: Set[int]) -> tuple[Cause, str]:
     """Return the exception of random numbers whose generators are in these states on the ranks."""
-    if len(streams) == 1:
+    if len(streams) == 1 and any(streams):
         return (
             "random-alike-on-workers",
             "all workers draw the same dropout or noise for different samples (seed with seed + rank)",

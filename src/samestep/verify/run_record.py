@@ -9,7 +9,7 @@ that of the first rank that prints.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,13 @@ _CLOSE_KEY = 1e-3
 guess, far below the distance of two samples."""
 
 
+class LostParameter(NamedTuple):
+    """A parameter that is trained on one worker, and by no rank of another run."""
+
+    name: str  # index of the model and name in it, on one worker
+    is_held: bool  # whether a model of a rank has it, in no optimizer
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The record of a run."""
@@ -40,6 +47,10 @@ class RunRecord:
     averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
     workers: int | None = None  # number of workers, if not each of them has a trace
+    # parameters of the reference that no optimizer of this run has, though they change there
+    lost: Sequence[LostParameter] = ()
+    holds_parts: bool = False  # whether some ranks lack parameters that others have
+    has_unmatched: bool = False  # whether parameters were left out because they cannot be matched
     origin: Origin = "one worker"  # what a run is the reference of a comparison as
 
     @property
@@ -61,6 +72,11 @@ class RunRecord:
     def listed(self) -> Sequence[str]:
         """Folders that ranks listed in another order than rank 0."""
         return list(dict.fromkeys(path for trace in self.traces for path in trace.facts.listed))
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether ranks compute one batch together (tensor parallel)."""
+        return any(trace.facts.same_batch for trace in self.traces)
 
     def until(self, step: int) -> "RunRecord":
         """Return the record without a step and the steps after it."""
@@ -268,7 +284,9 @@ def _own_batches(trace: Trace, run: RunRecord) -> Trace:
         return trace
     first = run.traces[ranks[0]]
     steps = [
-        replace(step, samples=[], losses=[], evaluated=[])
+        replace(
+            step, samples=[], losses=step.losses if step.losses != first_step.losses else [], evaluated=[]
+        )
         if (step.samples, step.evaluated) == (first_step.samples, first_step.evaluated)
         else step
         for step, first_step in zip(trace.steps, first.steps, strict=False)

@@ -10,6 +10,7 @@ elements with random weights: equal samples have equal keys, and different sampl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ PROJECTIONS = 4
 row's elements does not change the numbers after them."""
 KEY_DECIMALS = 9
 """Decimals of a sample's key by which equal samples are found: a key is a sum in double precision."""
+_LONGEST = 1024  # a longer sequence has no rows of its own: as many as are compared without an order
 _HALF = 1e-4  # between the machine epsilon of float32, 1.2e-7, and that of float16, 9.8e-4
 Rows = list[list[float]]
 
@@ -32,10 +34,37 @@ _NAN, _INFINITY = 6173.25, 7919.75
 numbers that data rarely have."""
 
 
-def sketch(tensors: Iterable[Tensor | None]) -> list[float]:
-    """Return `BUCKETS` numbers for each tensor, in order; zeros for None."""
-    parts = [_one(tensor) for tensor in tensors]
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """The place of a tensor in a whole of which it is a part."""
+
+    shape: tuple[int, ...]  # shape of the whole
+    dim: int  # dimension along which the whole is divided
+    count: int  # number of parts
+    index: int  # number of this part
+
+
+def sketch(tensors: Iterable[Tensor | None], places: Iterable[PartPlace | None] | None = None) -> list[float]:
+    """Return `BUCKETS` numbers for each tensor, in order; zeros for None.
+
+    Args:
+        tensors: the tensors.
+        places: the place of each in a whole, None for a tensor that is no part. The sketches of all parts
+            add up to that of the whole.
+    """
+    pairs = zip(tensors, repeat(None), strict=False) if places is None else zip(tensors, places, strict=True)
+    parts = [_one(tensor if place is None else _in_whole(tensor, place)) for tensor, place in pairs]
     return torch.cat(parts).tolist() if parts else []
+
+
+def _in_whole(part: Tensor | None, place: PartPlace) -> Tensor | None:
+    """Return the whole that has zeros where it has other parts."""
+    if part is None:
+        return None
+    whole = torch.zeros(place.shape, dtype=torch.float64, device="cpu")
+    size = place.shape[place.dim] // place.count
+    whole.narrow(place.dim, place.index * size, size).copy_(_in_double(part))
+    return whole
 
 
 def norm(tensors: Iterable[Tensor | None]) -> float:
@@ -51,6 +80,14 @@ def row_keys(tensor: Tensor) -> list[float]:
     rows = _in_double(tensor).reshape(tensor.size(0), -1)
     finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
     return torch.mv(finite, _weights(rows.size(1))).tolist()
+
+
+def row_sums(tensor: Tensor) -> list[float]:
+    """Return the sum of the elements of each sample; those of the parts of a sample add up to that of it."""
+    if tensor.is_meta:
+        return []
+    sums: list[float] = torch.nan_to_num(_in_double(tensor).reshape(tensor.size(0), -1)).sum(1).tolist()
+    return sums
 
 
 def rounded_keys(keys: Iterable[float]) -> set[float]:
@@ -75,11 +112,13 @@ class RowSummary:
 def summarize(tensor: Tensor, samples: int) -> RowSummary:
     """Return the summary of a tensor that is computed from a number of samples.
 
-    Rows are counted along the first dimension, and also along the second one if that has one row per sample.
-    A value that is not finite counts as zero, so that a mask of infinities does not hide all others.
+    Rows are counted along the first dimension, and also along the second one if that has one row per sample,
+    or may be a sequence, of which each rank may have a part. A value that is not finite counts as zero, so
+    that a mask of infinities does not hide all others.
     """
     values = torch.nan_to_num(_in_double(tensor), nan=0.0, posinf=0.0, neginf=0.0)
-    dims = [0, 1] if tensor.dim() > 1 and tensor.size(1) == samples else [0]
+    is_sequence = tensor.dim() > 2 and tensor.size(1) <= _LONGEST
+    dims = [0, 1] if is_sequence or (tensor.dim() > 1 and tensor.size(1) == samples) else [0]
     return RowSummary(list(tensor.shape), {dim: _rows(values, dim) for dim in dims})
 
 

@@ -26,6 +26,7 @@ class Step:
     optimizer: int = 0  # index of the optimizer, in the order of first steps
     # a key for each sample of training calls since the previous step
     samples: list[float] = field(default_factory=list)
+    sums: list[float] = field(default_factory=list)  # the sum of the elements of each of these samples
     # whole passes over the loader of the last batch before that one; 0 without a loader
     passes: int = 0
     # a key for each sample of other calls since then that are evaluations
@@ -63,7 +64,7 @@ class OptimizerParameter(NamedTuple):
     """A parameter of an optimizer."""
 
     name: str  # index of the model and name in it; empty if no called model has the parameter
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # that of the whole, if the rank holds a part of it
     group: int
 
 
@@ -96,6 +97,13 @@ class Facts:
     listed: list[str] = field(default_factory=list)
     # ranks that compute the same batches together, if there are others (tensor parallel)
     same_batch: list[int] = field(default_factory=list)
+    # sketches of what the rank gave to the first collectives between a call of a model and its backward
+    exchanged: list[float] = field(default_factory=list)
+    # number of parts that make the whole of a parameter, by its name, if the rank holds a part: that of its
+    # rank modulo this number
+    parts: dict[str, int] = field(default_factory=dict)
+    # trainable parameters of called models that are in no optimizer
+    without_optimizer: list[OptimizerParameter] = field(default_factory=list)
     # parameters of each optimizer, in the order of first steps
     parameters: list[list[OptimizerParameter]] = field(default_factory=list)
     # class and arguments of each module of the trained models, by number of the model and name in it
@@ -154,14 +162,17 @@ def read(path: Path, *, rank: int) -> Trace:
             begun = content + 1
         else:
             facts = Facts(**content)
-            facts.parameters = [
-                [OptimizerParameter(name, tuple(shape), group) for name, shape, group in parameters]
-                for parameters in facts.parameters
-            ]
+            facts.parameters = [read_parameters(parameters) for parameters in facts.parameters]
+            facts.without_optimizer = read_parameters(facts.without_optimizer)
             facts.notes = [
                 Note(code, message, place and (place[0], place[1])) for code, message, place in facts.notes
             ]
     return Trace(facts, steps, begun)
+
+
+def read_parameters(records: Sequence[Sequence[Any]]) -> list[OptimizerParameter]:
+    """Return parameters that were written as lists."""
+    return [OptimizerParameter(name, tuple(shape), group) for name, shape, group in records]
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,8 @@ SyncCause: TypeAlias = Literal[
     "buffers-differ-at-start",
     "replicas-diverge",
     "replicas-differ-in-step",
+    "parameters-missing",
+    "not-in-optimizer",
     "never-averaged",
     "accumulation-not-averaged",
     "sum-not-mean",

@@ -13,7 +13,7 @@ There are six kinds of runs, each stopped after some steps:
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from samestep.verify.causes import causes
 from samestep.verify.clock_conditions import ends_loops_by_clock
 from samestep.verify.compare import Comparison, largest
 from samestep.verify.first_difference import with_module
+from samestep.verify.model_parallel import joined_parts, joined_sequences
 from samestep.verify.parameter_alignment import (
     UnmatchedParametersError,
     align_parameters,
@@ -80,6 +81,8 @@ class Verification:
     _limit_s: float = field(init=False)  # time limit of a run in seconds, if `steps` is None
     # faults and notes of the run on one worker
     _of_reference: Sequence[Finding] = field(init=False, default=())
+    # shapes of the reference's parameters, by name
+    _wholes: Mapping[str, Sequence[int]] = field(init=False, default_factory=dict)
     # first step whose samples depend on rounding; None if there is none
     _limit: int | None = field(init=False, default=None)
     # what runs on several workers did not record
@@ -94,6 +97,12 @@ class Verification:
         """
         reference = self._on_one_worker("reference", "already")
         require_steps(reference, self._origin, "on one worker")
+        self._wholes = {
+            parameter.name: parameter.shape
+            for parameters in reference.facts.parameters
+            for parameter in parameters
+            if parameter.name
+        }
         if self.steps is None:
             self._length = length_after(reference)
         change = "when its gradients change by as little as rounding changes them"
@@ -194,11 +203,18 @@ class Verification:
             reference, run, control = (record.steps_alone(both) for record in (reference, run, control))
             self._missing |= not_reached(reference)
             self._missing["later-steps"] = f"step after {both - 1}: the clock ends the script's loop"
+        run = joined_sequences(reference, run)
         try:
-            return Comparison(*align_parameters(reference, run, control))
+            whole = joined_parts(reference, run)
+            comparison = Comparison(*align_parameters(reference, whole, control, drops=True))
         except UnmatchedParametersError:
             self._unmatched = True
             return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
+        if comparison.run.has_unmatched:
+            self._missing["parameters"] = (
+                "parameter of which ranks hold parts that do not join to that of one worker"
+            )
+        return comparison
 
     def _is_other_time(self, reference: RunRecord, run: RunRecord) -> bool:
         """Return whether a run has another number of steps, and the clock ends the script's loops."""
@@ -281,6 +297,7 @@ class Verification:
             neutral=self.script.kind if neutral else None,
             has_other_reference=self.against is not None and script is self.script,
             modules_of=modules_of,
+            wholes=self._wholes if size > 1 else {},
             **changed,
         )
         return record if self._limit is None else record.until(self._limit)

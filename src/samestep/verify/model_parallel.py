@@ -1,0 +1,162 @@
+"""Recognizes ranks that compute one batch together, and joins what each of them has a part of.
+
+Tensor and sequence parallelism that a script writes by hand have no types that name them. Ranks are such a
+group if they get equal samples in every step and compute different values from them: they give different
+tensors to the collectives of a forward, or hold parts of the reference's parameters. Copies that get equal
+samples by mistake compute equal values. Under context parallelism each rank gets a part of every sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from samestep.verify.run_record import EQUAL, RunRecord, Vector, differ, relative, same_samples
+from samestep.verify.tensor_summary import BUCKETS
+from samestep.verify.trace import Step, Trace
+
+_VECTORS = ("gradient", "before", "after")
+
+
+def grouped(run: RunRecord) -> RunRecord:
+    """Return a run whose facts name the ranks that compute one batch together."""
+    if run.runs_once or run.size == 1 or any(trace.facts.same_batch for trace in run.traces):
+        return run
+    groups: list[list[int]] = []
+    for rank, trace in enumerate(run.traces):
+        known = next((group for group in groups if _have_same_batches(run.traces[group[0]], trace)), None)
+        if known is None:
+            groups.append([rank])
+        else:
+            known.append(rank)
+    of_rank = {rank: group for group in groups if _divides_model(run, group) for rank in group}
+    traces = [
+        replace(trace, facts=replace(trace.facts, same_batch=of_rank.get(rank, [])))
+        for rank, trace in enumerate(run.traces)
+    ]
+    return replace(run, traces=traces)
+
+
+def _have_same_batches(first: Trace, trace: Trace) -> bool:
+    """Return whether two ranks get equal samples in every step."""
+    pairs = [(a.samples, b.samples) for a, b in zip(first.steps, trace.steps, strict=False)]
+    return any(samples for samples, _ in pairs) and all(a == b for a, b in pairs)
+
+
+def _divides_model(run: RunRecord, ranks: Sequence[int]) -> bool:
+    """Return whether ranks of one batch compute different values from it."""
+    facts = [run.traces[rank].facts for rank in ranks]
+    return len(ranks) > 1 and (
+        all(rank_facts.parts for rank_facts in facts) or differ(rank_facts.exchanged for rank_facts in facts)
+    )
+
+
+def joined_parts(reference: RunRecord, run: RunRecord) -> RunRecord:
+    """Return a run whose parameters are whole where the parts of several ranks make that of the reference.
+
+    The other parts are still named in `Facts.parts`.
+    """
+    if run.runs_once or not all(trace.facts.parts for trace in run.traces):
+        return run
+    optimizers = range(len(reference.facts.parameters))
+    for optimizer in optimizers:
+        for place, name in enumerate(_names(run, optimizer)):
+            if name in run.facts.parts:
+                run = _joined_part(reference, run, optimizer, place)
+    return run
+
+
+def _names(run: RunRecord, optimizer: int) -> list[str]:
+    """Return the names of an optimizer's parameters, if all ranks have the same ones; none otherwise."""
+    lists = [trace.facts.parameters[optimizer : optimizer + 1] for trace in run.traces]
+    if any(parameters != lists[0] for parameters in lists) or not lists[0]:
+        return []
+    return [parameter.name for parameter in lists[0][0]]
+
+
+def _joined_part(reference: RunRecord, run: RunRecord, optimizer: int, place: int) -> RunRecord:
+    """Return a run in which one parameter is whole, or the same run if its parts do not make the whole."""
+    name = run.facts.parameters[optimizer][place].name
+    count = run.facts.parts[name]
+    usual = [parameter.name for parameter in reference.facts.parameters[optimizer]]
+    block = slice(place * BUCKETS, (place + 1) * BUCKETS)
+    traces = [
+        _with_sums(trace, run.traces[rank - rank % count : rank - rank % count + count], optimizer, block)
+        for rank, trace in enumerate(run.traces)
+    ]
+    start, whole = (
+        _start(trace, optimizer, k)
+        for trace, k in ((traces[0], place), (reference.traces[0], usual.index(name)))
+    )
+    if start is None or whole is None or relative(start, whole) > EQUAL:
+        return run
+    return replace(run, traces=[_without_part(trace, name) for trace in traces])
+
+
+def _with_sums(trace: Trace, members: Sequence[Trace], optimizer: int, block: slice) -> Trace:
+    """Return a trace with the sums over some ranks in one block of the optimizer's vectors."""
+    steps = []
+    for index, step in enumerate(trace.steps):
+        of_ranks = [member.steps[index] for member in members if index < len(member.steps)]
+        if step.optimizer != optimizer or len(of_ranks) < len(members):
+            steps.append(step)
+            continue
+        changed: dict[str, Any] = {}
+        for vector in _VECTORS:
+            numbers = list(getattr(step, vector))
+            numbers[block] = _sum([getattr(rank_step, vector)[block] for rank_step in of_ranks])
+            changed[vector] = numbers
+        steps.append(replace(step, **changed, gradient_norm=float("nan")))
+    return replace(trace, steps=steps)
+
+
+def _sum(of_ranks: Sequence[Sequence[float]]) -> list[float]:
+    total: list[float] = np.sum(np.array(of_ranks, dtype=np.float64), axis=0).tolist()
+    return total
+
+
+def _start(trace: Trace, optimizer: int, place: int) -> Vector | None:
+    """Return the sketch of a parameter before the optimizer's first step; None without a step."""
+    first = next((step for step in trace.steps if step.optimizer == optimizer), None)
+    return None if first is None else np.array(first.before[place * BUCKETS : (place + 1) * BUCKETS])
+
+
+def _without_part(trace: Trace, name: str) -> Trace:
+    parts = {part: count for part, count in trace.facts.parts.items() if part != name}
+    return replace(trace, facts=replace(trace.facts, parts=parts))
+
+
+def joined_sequences(reference: RunRecord, run: RunRecord) -> RunRecord:
+    """Return a run with the reference's samples in its steps, if each rank has a part of every sample.
+
+    The sums of the elements of the parts are then those of the samples, in the same order.
+    """
+    steps = range(min(run.steps, reference.steps))
+    if run.runs_once or run.size == 1 or not steps:
+        return run
+    if not all(_makes_samples(run.of_ranks(step), reference.at(step)) for step in steps):
+        return run
+    return replace(
+        run,
+        traces=[
+            replace(
+                trace,
+                steps=[
+                    replace(step, samples=list(reference.at(k).samples) if not rank else [])
+                    if k in steps
+                    else step
+                    for k, step in enumerate(trace.steps)
+                ],
+            )
+            for rank, trace in enumerate(run.traces)
+        ],
+    )
+
+
+def _makes_samples(ranks: Sequence[Step], usual: Step) -> bool:
+    """Return whether the parts of several ranks make the samples of a step."""
+    sums = [rank_step.sums for rank_step in ranks if rank_step.samples]
+    if len(sums) < 2 or any(len(of_rank) != len(usual.sums) for of_rank in sums) or not usual.sums:
+        return False
+    return same_samples(np.array(_sum(sums)), np.array(usual.sums))
