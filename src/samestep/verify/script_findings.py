@@ -5,7 +5,9 @@ These are faults that a script has on one worker already, notes of the observers
 
 import math
 import os
+import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -18,6 +20,7 @@ from samestep.verify.sample_causes import REPEATED_EPOCHS, padding
 from samestep.verify.trace import Note, Place
 from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode
 
+_NUMBERS = re.compile(r"\d{2,}")  # dates and times; the rank is one digit of most names
 _SHOWN = 3  # number of files in the message about them
 
 
@@ -51,6 +54,11 @@ def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
     ]
 
 
+def of_files(run: RunRecord) -> list[Finding]:
+    """Return the findings about the files that the ranks of a distributed script write."""
+    return [*several_writers(run), *folders_by_clock(run)]
+
+
 def several_writers(run: RunRecord) -> list[Finding]:
     """Return a finding about the files that several ranks of a distributed script have written."""
     if run.runs_once:
@@ -76,6 +84,31 @@ def several_writers(run: RunRecord) -> list[Finding]:
             ranks=[] if len(ranks) == run.size else ranks,
         )
     ]
+
+
+def folders_by_clock(run: RunRecord) -> list[Finding]:
+    """Return a finding about folders of ranks whose names differ in numbers that are not their ranks."""
+    of_form: dict[str, dict[int, set[str]]] = {}
+    for trace in run.traces if not run.runs_once else ():
+        for folder in {str(Path(path).parent) for path in trace.facts.written if not _is_cache(path)}:
+            of_form.setdefault(_NUMBERS.sub("#", folder), {}).setdefault(trace.facts.rank, set()).add(folder)
+    for of_ranks in of_form.values():
+        first, *further = of_ranks.items()
+        for rank, folders in further:
+            if folders & first[1] or all(str(rank) in _NUMBERS.findall(folder) for folder in folders):
+                continue
+            names = " and ".join(os.path.relpath(min(some)) for some in (first[1], folders))
+            return [
+                Finding(
+                    cause="folders-by-clock",
+                    message=f"ranks {first[0]} and {rank} write to folders of other names, {names}, as by "
+                    "the clock of each. Let rank 0 choose the name, and broadcast it.",
+                    workers=run.size,
+                    kind="note",
+                    ranks=[first[0], rank],
+                )
+            ]
+    return []
 
 
 def _is_cache(path: str) -> bool:

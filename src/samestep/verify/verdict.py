@@ -102,7 +102,9 @@ ScriptNote: TypeAlias = Literal[
     "stale-buffers-in-evaluation",
     "saved-state-differs",
 ]
-RankNote: TypeAlias = Literal["several-writers", "module-keys", "own-address", "device-of-rank-0"]
+RankNote: TypeAlias = Literal[
+    "several-writers", "folders-by-clock", "module-keys", "own-address", "device-of-rank-0"
+]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each.
 

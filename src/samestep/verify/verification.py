@@ -47,8 +47,8 @@ from samestep.verify.script_findings import (
     not_reached,
     notes_of,
     nothing_compared,
+    of_files,
     other_samples,
-    several_writers,
 )
 from samestep.verify.script_runs import (
     Script,
@@ -164,7 +164,12 @@ class Verification:
             deviations=largest(comparison.deviations),
             is_rounding=comparison.first is None
             or any(finding.cause == "single-precision" for finding in findings),
-            findings=[*of_order, *findings, *notes_of(run, known=self._of_reference), *several_writers(run)],
+            findings=[
+                *of_order,
+                *findings,
+                *notes_of(run, known=self._of_reference),
+                *of_files(run),
+            ],
         )
 
     def _with_other_orders(

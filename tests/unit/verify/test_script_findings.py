@@ -6,7 +6,13 @@ import pytest
 
 from samestep.verify.compare import Comparison
 from samestep.verify.run_record import RunRecord
-from samestep.verify.script_findings import baseline_findings, not_compared, not_reached, nothing_compared
+from samestep.verify.script_findings import (
+    baseline_findings,
+    not_compared,
+    not_reached,
+    nothing_compared,
+    of_files,
+)
 from samestep.verify.trace import Facts, Step, Trace
 from samestep.verify.verdict import verdict_of
 
@@ -134,3 +140,19 @@ def test_parts_that_one_worker_does_not_reach_are_named():
     assert set(not_reached(run_on())) == {"evaluation", "second-epoch"}
     steps = [Step(index=k, samples=[1.0], evaluated=[2.0]) for k in range(2)]
     assert not_reached(RunRecord([Trace(Facts(rank=0), steps, 2)], runs_once=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "codes"),
+    [
+        (["out/run-20261129-101500/a.pt", "out/run-20261129-101502/b.pt"], ["folders-by-clock"]),
+        (["out/run-20261129-101500/a.pt", "out/run-20261129-101500/b.pt"], []),
+        (["out/rank0/a.pt", "out/rank1/a.pt"], []),
+        (["logs/10/a.pt", "logs/1/a.pt"], []),
+        (["a.pt", "a.pt"], ["several-writers"]),
+        (["a-0.pt", "a-1.pt"], []),
+    ],
+)
+def test_files_of_ranks_that_another_rank_writes_or_cannot_find(written, codes):
+    traces = [Trace(Facts(rank=rank, written=[path]), [], 0) for rank, path in enumerate(written)]
+    assert [finding.cause for finding in of_files(RunRecord(traces))] == codes
