@@ -4,8 +4,10 @@ What a commit has changed in the models and optimizers stands in their settings,
 initial weights, and the causes that any two runs can have.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -47,6 +49,8 @@ from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
 _INITIAL = 8.0
 """Units in the last place, relative to a tensor's norm, by which two machines draw other initial weights."""
+_ARGUMENT = re.compile(r"(?:, )?(\w+)=(?:\([^()]*\)|[^,()]+)")
+"""A named argument in the settings of a module, such as ``, eps=1e-05``."""
 _SHOWN = 3
 """Changes that a message names."""
 _OF_VALUES = ("gradient-scale", "gradient", "gradient-norm", "loss", "update", "parameters", "mean-of-means")
@@ -102,7 +106,8 @@ class GoldenVerification:
             missing["parameters"] = "parameter or gradient (those of the runs cannot be matched)"
             bare = golden.without_parameters()
             comparison = Comparison(bare.run, drop_parameters(run), bare.control)
-        changes = [*_changes(golden.run.facts, run.facts, run.size), *of_initial]
+        has_other_torch = golden.origin.machine.get("torch") != described_machine()["torch"]
+        changes = [*_changes(golden.run.facts, run.facts, run.size, has_other_torch), *of_initial]
         findings = _without_consequences(causes(comparison), changes)
         findings = _of_another_machine(findings, golden, comparison, self.script)
         if not (changes or findings) and (nothing := nothing_compared(comparison)) is not None:
@@ -149,14 +154,22 @@ def _of_another_machine(
     ]
 
 
-def _changes(golden: Facts, here: Facts, size: int) -> list[Finding]:
-    """Return the differences of the settings of two runs."""
-    modules = _changed_texts(_by_place(golden.modules), _by_place(here.modules))
+def _changes(golden: Facts, here: Facts, size: int, has_other_torch: bool) -> list[Finding]:  # noqa: FBT001
+    """Return the differences of the settings of two runs.
+
+    Another version of torch can have arguments that one of the two lacks: those are not compared.
+    """
+    modules_of_both = _by_place(golden.modules), _by_place(here.modules)
+    settings_of_both = _by_name(golden.optimizers), _by_name(here.optimizers)
+    if has_other_torch:
+        modules_of_both = _with_common_arguments(*modules_of_both)
+        settings_of_both = _common(*settings_of_both)
+    modules = _changed_texts(*modules_of_both)
     dropped = [change for change in modules if "Dropout" in change]
     of_modules = [change for change in modules if "Dropout" not in change]
     if not modules and golden.dropouts != here.dropouts:
         dropped = [f"{_rates(here.dropouts)}, in the golden run {_rates(golden.dropouts)}"]
-    groups = _changed_texts(_by_name(golden.optimizers), _by_name(here.optimizers))
+    groups = _changed_texts(*settings_of_both)
     named: tuple[tuple[Cause, str, Sequence[str]], ...] = (
         ("model-changed", "the model is another one", of_modules),
         ("dropout-rate", "values are dropped at other rates", dropped),
@@ -167,6 +180,30 @@ def _changes(golden: Facts, here: Facts, size: int) -> list[Finding]:
         for cause, words, changed in named
         if changed
     ]
+
+
+def _common(golden: Mapping[str, str], here: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the entries whose names both have."""
+    names = golden.keys() & here.keys()
+    return {name: golden[name] for name in golden if name in names}, {
+        name: here[name] for name in here if name in names
+    }
+
+
+def _with_common_arguments(
+    golden: Mapping[str, str], here: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return settings of modules without the arguments that only one of the two has."""
+    return _without_other_arguments(golden, here), _without_other_arguments(here, golden)
+
+
+def _without_other_arguments(modules: Mapping[str, str], known_modules: Mapping[str, str]) -> dict[str, str]:
+    kept = {}
+    for name, text in modules.items():
+        known = {argument[1] for argument in _ARGUMENT.finditer(known_modules.get(name, text))}
+        own = (argument for argument in _ARGUMENT.finditer(text) if argument[1] not in known)
+        kept[name] = reduce(lambda shorter, argument: shorter.replace(argument[0], "", 1), own, text)
+    return kept
 
 
 def _changed_texts(golden: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -113,6 +113,27 @@ def test_a_change_is_named(golden, changed, codes):
     assert compared(golden(), trained(**changed))[0] == codes
 
 
+@pytest.mark.parametrize(
+    ("version", "norm", "codes"),
+    [
+        ("2.6.0", "BatchNorm2d(16, eps=1e-05)", []),
+        ("2.6.0", "BatchNorm2d(16, eps=1e-04)", ["model-changed"]),
+        ("2.6.0", "BatchNorm2d(8, eps=1e-05)", ["model-changed"]),
+        ("", "BatchNorm2d(16, eps=1e-05)", ["model-changed"]),
+    ],
+)
+def test_arguments_of_another_version_of_torch_are_not_compared(golden, version, norm, codes):
+    usual = {"modules": {"0: ": norm}, "optimizers": [[{"class": "SGD", "momentum": "0.9"}]]}
+    here = {
+        "modules": {"0: ": "BatchNorm2d(16, eps=1e-05, bias=True)"},
+        "optimizers": [[{"class": "SGD", "momentum": "0.9", "fused": "None"}]]
+        if version
+        else usual["optimizers"],
+    }
+    kept = golden(trained(**usual), **({"torch": version} if version else {}))
+    assert compared(kept, trained(**here))[0] == codes
+
+
 def test_several_workers_agree_with_a_golden_run_of_another_number(golden):
     three = golden(trained(workers=3), workers=3)
     assert compared(three, trained(workers=2), "native")[0] == []

@@ -213,8 +213,10 @@ def _is_movable(tensors: Sequence[Tensor]) -> bool:
     storage = tensors[0].untyped_storage()
     if tensors[0].is_inference() or storage.is_shared() or not storage.resizable():
         return False
-    users: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - no public spelling
-    return users - 1 == len(tensors)  # `storage` itself is one
+    count = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001 - no public spelling
+    if count is None:  # a build of torch 2.6 without CUDA
+        return False
+    return bool(count(storage._cdata) - 1 == len(tensors))  # noqa: SLF001 - `storage` itself is one
 
 
 def _map_own_memory(address: int, size: int) -> None:
