@@ -94,12 +94,14 @@ def refuse_unclear(program: Program, names: Sequence[str], flags: Collection[str
     own_names = [name for name in names if dashed(name) in flags]
     claims, module = _claimed(known, own_names, program, verb), "-m " if program.kind == "module" else ""
     refuse_ambiguous(claims, program.target, of="the script", verb=verb, module=module)
+    if program.kind == "module":  # an installed package can read options in files that are not searched
+        return
     for name in names:
         near = [] if name in own_names or known.literal or can_have(known, name) else _like(name, flags)
         if near:
             raise UsageError(
                 f"{program.target} reads no options, and samestep {verb} has no {name}. "
-                f"Did you mean {near[0]}?"
+                f"Did you mean {near[0]}? All words after -- are the script's."
             )
 
 
