@@ -78,8 +78,8 @@ class Result:
         reached = (
             f"{counted(self.world_size, 'worker')}: {self.accuracy:.2%} of the test set right "
             f"({self.correct}/{self.total}) after "
-            f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {self.seconds:.1f} s; "
-            f"{self.samples_per_second:,.0f} samples/s"
+            f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {self.seconds:.1f} s "
+            f"without start and evaluation; {self.samples_per_second:,.0f} samples/s"
         )
         step_s = sum(self.step_s.values())
         if not step_s:
@@ -89,7 +89,8 @@ class Result:
             for name, seconds in sorted(self.step_s.items(), key=lambda item: -item[1])
             if seconds / step_s >= 0.005
         )
-        return f"{reached}\na step takes {step_s * 1e3:.2f} ms: {parts}"
+        mean = f"medians; the mean step takes {self.seconds / max(1, self.steps) * 1e3:.2f} ms"
+        return f"{reached}\na step takes {step_s * 1e3:.2f} ms: {parts} ({mean})"
 
 
 MOST_KEPT = 16 << 20

@@ -72,10 +72,14 @@ def test_a_folder_that_cannot_be_created_is_refused_with_its_flag(tmp_path):
 
 
 def test_the_summary_has_the_accuracy_and_the_shares_of_the_step_time():
-    assert RESULT.summary().splitlines() == [
-        "2 workers: 50.00% of the test set right (1/2) after 1 epoch, 4 steps, 2.0 s; 10 samples/s",
-        "a step takes 10.00 ms: exposed communication 40%, backward 30%, forward 20%, data 10%",
-    ]
+    reached, step = RESULT.summary().splitlines()
+    assert [
+        value
+        for value in ("50.00%", "1/2", "1 epoch", "4 steps", "2.0 s", "10 samples/s")
+        if value not in reached
+    ] == []
+    values = ("10.00 ms", "exposed communication 40%", "backward 30%", "forward 20%", "data 10%", "500.00 ms")
+    assert [value for value in values if value not in step] == []  # 500 ms: 2 s over 4 steps
 
 
 def test_a_diverged_run_writes_null_not_nan(tmp_path):
