@@ -195,7 +195,7 @@ class TracedRun:
             env.exported(env.UNTRACKED),
             silenced(),
             on_cpu,
-            writing_to(self._files, self.order) as overlay,
+            writing_to(self._files, self.order, but_in=self.folder) as overlay,  # the traces of its workers
         ):
             return with_own_workers(run, replace(how, around=partial(self._as_worker, files=overlay.made)))
 

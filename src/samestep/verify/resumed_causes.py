@@ -305,12 +305,14 @@ def _ahead(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
     """Find that two steps in succession have the samples of later ones."""
     usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at + differing
     pairs = range(min(2, run.steps - differing))
-    later = (
+    equal = [
         step
-        for step in range(begin + 1, usual.steps - 1)
+        for step in range(usual.steps - 1)
         if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
-    )
-    if (step := next(later, None)) is None:
+    ]
+    if any(step <= begin for step in equal):  # an order that epochs have in common: that is a repetition
+        return None
+    if (step := next(iter(equal), None)) is None:
         return None
     return "resumed-skips", (
         f"the resumed run has the weights of step {begin}, and uses the samples of step {step}."

@@ -192,6 +192,10 @@ class Overlay:
         """The paths that the script has created or written, in this order."""
         return self._layer.made
 
+    def exclude(self, folder: Path) -> None:
+        """Redirect nothing in a folder."""
+        self._lookup.share(str(folder))
+
     def accessed(
         self, original: Call, access: FileAccess, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
@@ -486,7 +490,9 @@ class Overlay:
 
 
 @contextmanager
-def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[Overlay]:
+def writing_to(
+    folder: Path, order: ShuffledListings | None = None, *, but_in: Path | None = None
+) -> Iterator[Overlay]:
     """Redirect all writes of this process, and of those that it forks, to a folder.
 
     Several processes may have one folder: each then finds what the others have written.
@@ -494,9 +500,12 @@ def writing_to(folder: Path, order: ShuffledListings | None = None) -> Iterator[
     Args:
         folder: the folder.
         order: gives listed folders another order on each rank; None for that of the file system.
+        but_in: a folder that is written to as it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
     overlay = Overlay(folder, order)
+    if but_in is not None:
+        overlay.exclude(but_in)
     with redirected(overlay):
         yield overlay
 
