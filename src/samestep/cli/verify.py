@@ -110,7 +110,9 @@ class OtherRuns:
             return shlex.split(self.resume_with)
         except ValueError as error:
             why = str(error).lower()
-            raise UsageError(f"--resume-with {self.resume_with!r} is not a command line: {why}.") from None
+            raise UsageError(
+                f"--resume-with {self.resume_with!r} does not split into arguments: {why}."
+            ) from None
 
     def check(self) -> None:
         """Check the options, before a script runs.

@@ -387,7 +387,12 @@ _NOTES = "verify: notes"
 PART_CALL = Hook("torch.nn:Module", "__call__", _NOTES, "layers that no model has registered")
 MODE_SET = Hook("torch.nn:Module", "train", _NOTES, "where a model was set to evaluation mode")
 BATCH_SOURCE = Hook(LOADER, "__next__", _NOTES, "the data set of each batch")
-DRAWING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "the random numbers that workers of a loader draw")
+NOTED_FETCH = Hook(
+    MAP_FETCHER,
+    "fetch",
+    _NOTES,
+    "random numbers that a loader's workers draw, and samples that it does not deliver",
+)
 EPOCH_BEGIN = Hook(
     "torch.utils.data:DataLoader", "__iter__", _NOTES, "the order of the samples of each epoch"
 )
@@ -404,7 +409,6 @@ SCALER_STEP, SCALER_UNSCALE = _each(
 )
 SAVED_STATE = Hook("torch", "save", _NOTES, "parameters that a saved state lacks")
 LOADED_STATE = Hook("torch.nn:Module", "load_state_dict", _NOTES, "parameters that a loaded state lacks")
-COLLATING_FETCH = Hook(MAP_FETCHER, "fetch", _NOTES, "samples of a batch that the loader does not deliver")
 CLIPS = _each(
     _CLIPPING, "clip_grad_norm_ clip_grad_value_", _NOTES, "gradients that are clipped while they are scaled"
 )

@@ -99,7 +99,7 @@ BAD = [
     (["report", ""], "RUN", "empty"),
     (["verify", "-n", "", "train.py"], "''", "1,2,4"),
     (["verify", "-n", "1,1.5", "train.py"], "1.5", "1,2,4"),
-    (["verify", "--end-by", "magic", "train.py"], "--end-by", "kill"),
+    (["verify", "--resume-at", "3", "--end-by", "magic", "train.py"], "--end-by", "kill"),
     (["verify", "--resume-at", "3", "--resume-with", "'", "train.py"], "--resume-with", "arguments"),
     (["verify", "verify", "train.py"], "verify", "Python"),
     (["scale", "train.py", "--compare", "threads=a,b"], "--threads", "integer"),

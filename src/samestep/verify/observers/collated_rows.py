@@ -48,7 +48,7 @@ class RowsNotUsed(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {declarations.COLLATING_FETCH: wrapping(self._fetch)}
+        return {declarations.NOTED_FETCH: wrapping(self._fetch)}
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         self._last = None

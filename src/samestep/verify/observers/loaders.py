@@ -52,7 +52,7 @@ class LoaderGenerators(Check):
 
     def hooks(self) -> Mapping[Hook, Make]:
         """See `Check.hooks`."""
-        return {declarations.DRAWING_FETCH: wrapping(self._fetch)}
+        return {declarations.NOTED_FETCH: wrapping(self._fetch)}
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         worker = get_worker_info()
