@@ -201,8 +201,8 @@ def _without_other_arguments(modules: Mapping[str, str], known_modules: Mapping[
     kept = {}
     for name, text in modules.items():
         known = {argument[1] for argument in _ARGUMENT.finditer(known_modules.get(name, text))}
-        own = (argument for argument in _ARGUMENT.finditer(text) if argument[1] not in known)
-        kept[name] = reduce(lambda shorter, argument: shorter.replace(argument[0], "", 1), own, text)
+        unknown = (argument for argument in _ARGUMENT.finditer(text) if argument[1] not in known)
+        kept[name] = reduce(lambda shorter, argument: shorter.replace(argument[0], "", 1), unknown, text)
     return kept
 
 
