@@ -156,6 +156,8 @@ class GoldenRun:
             UnmatchedParametersError: a parameter has no unambiguous match.
         """
         (trace,) = self.run.traces
+        if not (trace.facts.parameters or run.facts.parameters):  # scripts without an optimizer
+            return self, run
         if any(step.optimizer >= len(self.initial) for step in trace.steps):
             raise UnmatchedParametersError
         # With a gradient everywhere, a parameter that the other run lacks has no match.
@@ -203,7 +205,7 @@ def initial_sketches(run: RunRecord) -> list[Vector]:
     first: dict[int, Vector] = {}
     for step in run.traces[0].steps:
         first.setdefault(step.optimizer, np.array(step.before, np.float64))
-    return [first.get(number, np.array([])) for number in range(max(first, default=-1) + 1)]
+    return [first.get(number, np.array([])) for number in range(len(run.facts.parameters))]
 
 
 def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> GoldenFile:

@@ -25,7 +25,13 @@ from samestep.verify.golden import (
 )
 from samestep.verify.parameter_alignment import UnmatchedParametersError, drop_parameters
 from samestep.verify.rank_exceptions import exceptions_of
-from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
+from samestep.verify.run_length import (
+    LEAST_STEPS_OF_RANKS,
+    FixedLength,
+    RunLength,
+    UntilEvaluated,
+    WithinTime,
+)
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.script_findings import (
     INCONCLUSIVE,
@@ -75,11 +81,10 @@ class GoldenVerification:
         Raises:
             UsageError: the script fails, or makes no step.
         """
-        length: RunLength = (
-            WithinTime(UntilEvaluated(), limit_of_runs(2))
-            if self.steps is None
-            else FixedLength(self.steps, of_each=True)
-        )
+        has_one_clock = self.script.kind == "serial" or self.workers == 1
+        length: RunLength = WithinTime(UntilEvaluated(), limit_of_runs(2))
+        if self.steps is not None or not has_one_clock:  # ranks that decide for themselves could part
+            length = FixedLength(self.steps or LEAST_STEPS_OF_RANKS, of_each=True)
         where = f"on {counted(self.workers, 'worker')}"
         reference = self.runs.run(self.script, self.workers, "golden run", length=length)
         require_steps(reference, self.script, where)

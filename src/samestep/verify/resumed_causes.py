@@ -6,7 +6,7 @@ prints are compared; where several differ, the earliest in this order explains t
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,9 +16,13 @@ from samestep.base.units import counted
 from samestep.verify.causes import causes
 from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
 from samestep.verify.printed_lines import last_lines
+from samestep.verify.rank_exceptions import exceptions_of
 from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.tensor_summary import KEY_DECIMALS
 from samestep.verify.verdict import Cause, Finding
+
+_OF_PRINTS = ("printed", "local-metric")
+"""Causes of printed results."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,18 @@ class Resumption:
     def begins_at(self) -> int:
         """The step of the uninterrupted run that begins with the resumed run's weights, or with the nearest.
 
-        Without parameters it is the step after the last one of the run that was ended.
+        Of several, as at a learning rate of 0, and without parameters, it is the last one with the samples of
+        the resumed run's first step.
         """
-        if not self.resumed.steps or not self.resumed.at(0).before:
-            return self.ended_after
-        least = min(self.distances)
-        return max(step for step, distance in enumerate(self.distances) if distance == least)
+        if not self.resumed.steps:
+            return min(self.ended_after, self.usual.steps)
+        steps: list[int] = [*range(min(self.usual.steps, self.ended_after + 1))]
+        if self.resumed.at(0).before:
+            least = min(self.distances)
+            steps = [step for step in steps if self.distances[step] == least]
+        first = self.resumed.samples(0)
+        equal = [step for step in steps if same_samples(self.usual.samples(step), first)]
+        return max(equal or steps)
 
     @property
     def has_its_weights(self) -> bool:
@@ -80,6 +90,22 @@ class Resumption:
         steps = _epoch(self.resumed, 0)
         is_counted = len(steps) < self.resumed.steps or self.epoch.stop == self.usual.steps
         return steps if is_counted else range(min(len(steps), self.epoch.stop - self.begins_at))
+
+
+def with_optimizers_of(usual: RunRecord, run: RunRecord) -> RunRecord:
+    """Return a run with the optimizers numbered as in another one, which may have stepped others before."""
+    known, held = usual.facts.parameters, run.facts.parameters
+    numbers: dict[int, int] = {}
+    for number, parameters in enumerate(held):
+        free = (k for k, of_known in enumerate(known) if of_known == parameters and k not in numbers.values())
+        numbers[number] = next(free, -1)
+    if -1 in numbers.values() or all(number == k for number, k in numbers.items()):
+        return run
+    traces = []
+    for trace in run.traces:
+        steps = [replace(step, optimizer=numbers.get(step.optimizer, step.optimizer)) for step in trace.steps]
+        traces.append(replace(trace, facts=replace(trace.facts, parameters=known), steps=steps))
+    return replace(run, traces=traces)
 
 
 def _printing(run: RunRecord, text: str) -> RunRecord:
@@ -127,6 +153,9 @@ def resumed_causes(resumption: Resumption) -> list[Finding]:
     findings += [finding for finding in (of_samples, of_rates) if finding is not None]
     if findings:
         return findings
+    if not resumption.resumed.runs_once and resumption.resumed.size != resumption.usual.size:
+        exceptions = exceptions_of(resumption.comparison) if resumption.comparison.first is not None else []
+        return exceptions or _of_other_causes(resumption)
     of_values = _optimizer(resumption) or _draws(resumption)
     if of_values is not None:
         return [of_values]
@@ -135,15 +164,27 @@ def resumed_causes(resumption: Resumption) -> list[Finding]:
 
 def _of_other_causes(resumption: Resumption) -> list[Finding]:
     """Return the causes that any two runs can have, but for those that a resumed run explains."""
-    is_amid = resumption.begins_at not in (resumption.epoch.start, resumption.usual.steps)
     findings = []
     for finding in causes(resumption.comparison):
         if finding.cause in ("printed-text", "number-of-steps"):
             continue
         # The first mean of an epoch that was resumed amid is one of the rest.
-        is_mean = finding.cause in ("printed", "local-metric") and is_amid
+        is_mean = finding.cause in _OF_PRINTS and not _prints_differ_later(resumption)
         findings.append(replace(finding, kind="exception") if is_mean else finding)
     return findings
+
+
+def _prints_differ_later(resumption: Resumption) -> bool:
+    """Return whether printed results differ after the epoch that was resumed, or in a whole one."""
+    begin, epoch = resumption.begins_at, resumption.epoch
+    if begin in (epoch.start, resumption.usual.steps):
+        return True
+    comparison, past = resumption.comparison, epoch.stop + 1 - begin  # past the prints between two epochs
+    if past >= comparison.steps:
+        return False
+    records = (comparison.reference, comparison.run, comparison.control)
+    later = causes(Comparison(*(record.since(past) for record in records)))
+    return any(finding.cause in _OF_PRINTS for finding in later)
 
 
 def _failed(resumption: Resumption) -> Finding | None:
@@ -330,17 +371,27 @@ def _rate(resumption: Resumption) -> Finding | None:
         return None
     here, step = resumption.resumed.at(first.step).learning_rates, resumption.begins_at + first.step
     usual = [resumption.usual.at(index).learning_rates for index in range(resumption.usual.steps)]
-    of_step = next(
-        (index for index, rates in enumerate(usual) if np.allclose(rates, here, rtol=SAME_RATE)), None
+    optimizer = resumption.usual.at(step).optimizer
+    equal = (
+        index
+        for index, rates in enumerate(usual)
+        if resumption.usual.at(index).optimizer == optimizer and _are_equal(rates, here)
     )
+    of_step = next(equal, None)
+    pairs = enumerate(zip(here, usual[step], strict=False))
+    group = next((number for number, (rate, expected) in pairs if not _are_equal([rate], [expected])), 0)
     where = "" if of_step is None else f", which is that of step {of_step}"
     return _finding(
         resumption,
         "resumed-rate",
-        f"the learning rate of step {step} is {here[0]:g}{where}; in the uninterrupted run it is "
-        f"{usual[step][0]:g}.",
+        f"the learning rate of step {step} is {here[group]:g}{where}; in the uninterrupted run it is "
+        f"{usual[step][group]:g}.",
         step,
     )
+
+
+def _are_equal(rates: Sequence[float], usual: Sequence[float]) -> bool:
+    return len(rates) == len(usual) and bool(np.allclose(rates, usual, rtol=SAME_RATE, atol=0))
 
 
 def _optimizer(resumption: Resumption) -> Finding | None:

@@ -16,9 +16,10 @@ from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.verify.compare import Comparison, largest
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
-from samestep.verify.resumed_causes import Resumption, resumed_causes
+from samestep.verify.resumed_causes import Resumption, resumed_causes, with_optimizers_of
 from samestep.verify.run_length import (
     LEAST_STEPS,
+    LEAST_STEPS_OF_RANKS,
     LEAST_STEPS_OF_SLOW_SCRIPTS,
     TOTAL_S,
     EndedAfter,
@@ -28,7 +29,13 @@ from samestep.verify.run_length import (
     WithinTime,
 )
 from samestep.verify.run_record import RunRecord
-from samestep.verify.script_findings import INCONCLUSIVE, baseline_findings, not_compared, not_reached
+from samestep.verify.script_findings import (
+    INCONCLUSIVE,
+    baseline_findings,
+    not_compared,
+    not_reached,
+    nothing_compared,
+)
 from samestep.verify.script_runs import Script, ScriptRuns, length_after, require_end, require_steps
 from samestep.verify.verdict import Finding, NotCompared, Report, Row
 
@@ -59,25 +66,23 @@ class ResumedVerification:
         """
         size = self.workers[0]
         where = f"on {counted(size, 'worker')}"
-        length: RunLength = WithinTime(
-            UntilEvaluatedAfter(self.steps), TOTAL_S / 4, least=self.steps + LEAST_STEPS_OF_SLOW_SCRIPTS
-        )
-        usual = self.runs.run(self.script, size, "uninterrupted", length=length)
+        ended = self._ended(size)
+        usual = self.runs.run(self.script, size, "uninterrupted", length=self._length(ended.steps, size))
         require_steps(usual, self.script, where)
-        if usual.steps <= self.steps:
-            raise UsageError(
-                f"--resume-at is {self.steps}, and the script makes {counted(usual.steps, 'step')} in its "
-                "runs here; give fewer."
-            )
-        length = length_after(usual)
-        control = self.runs.run(self.script, size, "gradients disturbed", length=length, disturb=True)
+        control = self.runs.run(
+            self.script, size, "gradients disturbed", length=length_after(usual), disturb=True
+        )
         require_end(control, self.script, f"{where} when its gradients change by as little as rounding")
         findings = baseline_findings(usual, control)
         if any(finding.cause in INCONCLUSIVE for finding in findings):
             return Report(rows=[], findings=findings, steps=usual.steps, reference="uninterrupted")
-        ended = self._ended(size)
+        if control.steps < usual.steps:  # as where the time ends the script
+            usual = usual.cut(control.steps)
+        if usual.steps <= ended.steps:
+            made = counted(usual.steps, "step")
+            raise UsageError(f"--resume-at is {self.steps}, and the script makes {made} here; give fewer.")
         rows = [self._row(number, usual, control, ended) for number in self.workers]
-        missing = {**not_reached(usual)}
+        missing = not_reached(usual)
         for _, more in rows:
             missing |= more
         return Report(
@@ -87,6 +92,12 @@ class ResumedVerification:
             not_compared=missing,
             reference="uninterrupted",
         )
+
+    def _length(self, steps: int, size: int) -> RunLength:
+        """Return the length of the uninterrupted run, if the other one is ended after some steps."""
+        if self.script.kind != "serial" and size > 1:  # ranks that decide for themselves could part
+            return FixedLength(steps + LEAST_STEPS_OF_RANKS)
+        return WithinTime(UntilEvaluatedAfter(steps), TOTAL_S / 4, least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS)
 
     @property
     def _files(self) -> str:
@@ -121,9 +132,10 @@ class ResumedVerification:
         shutil.copytree(self.runs.scratch / self._files, files, symlinks=True)
         program = self.script.program
         again = replace(self.script, program=_with_arguments(program, self.arguments))
-        resumed = self.runs.run(
-            again, size, "resumed", length=FixedLength(usual.steps + LEAST_STEPS), files=files
-        )
+        more = LEAST_STEPS if usual.facts.ended == "end" else 0  # to find that it does not end
+        length = FixedLength(usual.steps + more)
+        resumed = self.runs.run(again, size, "resumed", length=length, files=files)
+        resumed = with_optimizers_of(usual, resumed)
         missing: dict[NotCompared, str] = {}
         try:
             usual, resumed, control = align_parameters(usual, resumed, control)
@@ -135,6 +147,8 @@ class ResumedVerification:
         )
         comparison: Comparison = resumption.comparison
         findings: list[Finding] = resumed_causes(resumption)
+        if not findings and (nothing := nothing_compared(comparison, even_without_steps=True)) is not None:
+            findings = [nothing]
         row = Row(
             workers=size,
             steps=comparison.steps,

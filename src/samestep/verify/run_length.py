@@ -24,6 +24,8 @@ LEAST_STEPS_UNEVALUATED = 200
 """Steps of a run that has reached two epochs, but no evaluation."""
 LEAST_STEPS_OF_SLOW_SCRIPTS = 5
 """Steps of a run whose time is over; fewer show no change of samples or of learning rates."""
+LEAST_STEPS_OF_RANKS = 60
+"""Steps of a run whose reference has several ranks, which have to end it at one step: a guess."""
 MOST_STEPS = 1000
 """Steps of a run that reaches no second epoch; its records stay small."""
 

@@ -82,6 +82,13 @@ class RunRecord:
         """Return the record without a step and the steps after it."""
         return replace(self, traces=[_truncated(trace, step) for trace in self.traces])
 
+    def cut(self, step: int) -> "RunRecord":
+        """Return the record as if the run had been stopped before a step."""
+        traces = [
+            replace(trace, facts=replace(trace.facts, ended="steps")) for trace in self.until(step).traces
+        ]
+        return replace(self, traces=traces)
+
     def since(self, step: int) -> "RunRecord":
         """Return the record of a step and the steps after it, which count from 0."""
         return replace(self, traces=[_without_first(trace, step) for trace in self.traces])

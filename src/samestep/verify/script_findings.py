@@ -138,10 +138,14 @@ def not_compared(comparison: Comparison) -> dict[NotCompared, str]:
     return missing
 
 
-def nothing_compared(comparison: Comparison) -> Finding | None:
+def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False) -> Finding | None:
     """Return the finding that neither losses nor parameters can be compared, if that is so."""
     steps = range(comparison.steps)
-    if not steps or _has_loss(comparison) or any(comparison.reference.at(step).after for step in steps):
+    if (
+        (not steps and not even_without_steps)
+        or _has_loss(comparison)
+        or any(comparison.reference.at(step).after for step in steps)
+    ):
         return None
     return comparison.finding(
         "not-compared",

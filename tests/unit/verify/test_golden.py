@@ -134,6 +134,12 @@ def test_arguments_of_another_version_of_torch_are_not_compared(golden, version,
     assert compared(kept, trained(**here))[0] == codes
 
 
+def test_a_script_without_an_optimizer_has_a_golden_run(golden):
+    usual = trained(parameters=[])
+    assert compared(golden(usual), trained(parameters=[]))[0] == []
+    assert compared(golden(usual), trained(parameters=[], change=1e-2))[0] == ["gradient-scale"]
+
+
 def test_several_workers_agree_with_a_golden_run_of_another_number(golden):
     three = golden(trained(workers=3), workers=3)
     assert compared(three, trained(workers=2), "native")[0] == []

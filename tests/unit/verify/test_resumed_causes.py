@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from samestep.verify.resumed_causes import Resumption, resumed_causes
+from samestep.verify.resumed_causes import Resumption, resumed_causes, with_optimizers_of
 from samestep.verify.run_record import RunRecord
-from samestep.verify.trace import Facts, Step, Trace
+from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
 
 EPOCH, EPOCHS, BATCH = 4, 3, 3
 ENDED_AFTER, RESUMED_AT = 7, 6
@@ -134,20 +134,42 @@ def test_noise_of_a_data_set_is_a_draw_and_no_order():
     assert codes(changed, usual=noisy) == ["resumed-draws"]
 
 
-def test_a_printed_result_that_differs_is_a_fault_from_the_next_epoch_on():
-    lines = [f"accuracy 0.{50 + k}\n" for k in range(EPOCHS)]
+@pytest.mark.parametrize(
+    ("begin", "printed", "expected"),
+    [
+        (RESUMED_AT, ["0.40", "0.52"], [("printed", "exception")]),
+        (RESUMED_AT, ["0.51", "0.99"], [("printed", "fault")]),
+        (EPOCH, ["0.40", "0.52"], [("printed", "fault")]),
+        (RESUMED_AT, ["0.51", "0.52"], []),
+    ],
+)
+def test_a_printed_result_that_differs_is_a_fault_but_in_the_epoch_that_was_resumed_amid(
+    begin, printed, expected
+):
+    def printing(numbers, steps):
+        lines = [f"accuracy {number}\n" for number in numbers]
+        first = steps[0].passes
+        made = [replace(step, printed=len("".join(lines[: step.passes - first]))) for step in steps]
+        return recorded(made, printed="".join(lines))
 
-    def printing(texts, steps):
-        return recorded(steps, printed="".join(texts))
+    reference = replace(printing(["0.50", "0.51", "0.52"], USUAL), origin="uninterrupted")
+    run = printing(printed, resumed(begin=begin))
+    findings = resumed_causes(Resumption(reference, run, reference, ENDED_AFTER))
+    assert [(finding.cause, finding.kind) for finding in findings] == expected
 
-    reference = replace(printing(lines, USUAL), origin="uninterrupted")
-    run = printing([lines[1], "accuracy 0.99\n"], resumed())
-    at_epoch = printing([lines[1], "accuracy 0.99\n"], resumed(begin=EPOCH))
-    kinds = [
-        [
-            (finding.cause, finding.kind)
-            for finding in resumed_causes(Resumption(reference, record, reference, ENDED_AFTER))
-        ]
-        for record in (run, at_epoch)
+
+def test_optimizers_that_a_resumed_run_does_not_step_keep_their_number():
+    """A script of two phases resumes in the second one, whose optimizer is the first that it steps."""
+    parameters = [[OptimizerParameter("0: a", (3,), 0)], [OptimizerParameter("0: b", (4,), 0)]]
+    usual = recorded(USUAL, parameters=parameters)
+    run = with_optimizers_of(usual, recorded(resumed(), parameters=parameters[1:]))
+    assert {step.optimizer for step in run.traces[0].steps} == {1}
+    assert run.facts.parameters == parameters
+
+
+def test_groups_of_other_numbers_have_another_rate():
+    changed = resumed(lambda k: {"learning_rates": [0.1 * 0.9**k, 0.5]})
+    usual = [replace(step, learning_rates=[*step.learning_rates, 0.4]) for step in USUAL[:9]] + [
+        replace(step, learning_rates=[*step.learning_rates, 0.4, 0.3]) for step in USUAL[9:]
     ]
-    assert kinds == [[("printed", "exception")], [("printed", "fault")]]
+    assert codes(changed, usual=usual) == ["resumed-rate"]
