@@ -196,6 +196,13 @@ def last_lines(text: str, printed: str) -> str:
     return "".join(f"{line}\n" for line in reversed(kept))
 
 
+def without_summary(text: str, end: int) -> str:
+    """Return a text without the lines behind an offset that are unlike all before it, up to numbers."""
+    usual = {_line(line).shape for line in text[:end].splitlines()}
+    kept = [line for line in text[end:].splitlines(keepends=True) if _line(line).shape in usual]
+    return text[:end] + "".join(kept)
+
+
 def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
     return "".join(lines[i].shape for i in numbers)
 

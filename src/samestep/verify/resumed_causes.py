@@ -15,7 +15,7 @@ import numpy as np
 from samestep.base.units import counted
 from samestep.verify.causes import causes
 from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
-from samestep.verify.printed_lines import last_lines
+from samestep.verify.printed_lines import last_lines, without_summary
 from samestep.verify.rank_exceptions import exceptions_of
 from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.tensor_summary import KEY_DECIMALS
@@ -75,9 +75,8 @@ class Resumption:
         run = self.resumed.until(usual.steps)
         if usual.facts.ended == "steps" and run.steps == usual.steps:  # what it prints after these
             run = _printing(run, run.facts.printed[: run.at(run.steps - 1).printed])
-        text = last_lines(usual.facts.printed, run.facts.printed)
-        again = last_lines(control.facts.printed, text)
-        return Comparison(_printing(usual, text), run, _printing(control, again))
+        usual = _printing_like(usual, run.facts.printed)
+        return Comparison(usual, run, _printing_like(control, usual.facts.printed))
 
     @cached_property
     def epoch(self) -> range:
@@ -108,12 +107,18 @@ def with_optimizers_of(usual: RunRecord, run: RunRecord) -> RunRecord:
     return replace(run, traces=traces)
 
 
-def _printing(run: RunRecord, text: str) -> RunRecord:
-    """Return a run that has printed a text, all of it before the end."""
+def _printing(run: RunRecord, text: str, *, dropped: int = 0) -> RunRecord:
+    """Return a run that has printed a text: its own, without its beginning or its end."""
     first = run.traces[0]
-    steps = [replace(step, printed=min(step.printed, len(text))) for step in first.steps]
+    steps = [replace(step, printed=min(max(0, step.printed - dropped), len(text))) for step in first.steps]
     trace = replace(first, steps=steps, facts=replace(first.facts, printed=text))
     return replace(run, traces=[trace, *run.traces[1:]])
+
+
+def _printing_like(run: RunRecord, printed: str) -> RunRecord:
+    """Return a run without those of its first lines that another text has fewer of."""
+    text = last_lines(run.facts.printed, printed)
+    return _printing(run, text, dropped=len(run.facts.printed) - len(text))
 
 
 def _epoch(run: RunRecord, step: int) -> range:
@@ -175,16 +180,22 @@ def _of_other_causes(resumption: Resumption) -> list[Finding]:
 
 
 def _prints_differ_later(resumption: Resumption) -> bool:
-    """Return whether printed results differ after the epoch that was resumed, or in a whole one."""
-    begin, epoch = resumption.begins_at, resumption.epoch
-    if begin in (epoch.start, resumption.usual.steps):
-        return True
-    comparison, past = resumption.comparison, epoch.stop + 1 - begin  # past the prints between two epochs
+    """Return whether printed results differ that no mean over the steps of one process explains.
+
+    Such a mean is that of an epoch that was resumed amid, or one in a summary that is printed at the end.
+    """
+    comparison, epoch = resumption.comparison, resumption.epoch
+    is_amid = resumption.begins_at not in (epoch.start, resumption.usual.steps)
+    past = epoch.stop + 1 - resumption.begins_at if is_amid else 0  # past the prints between two epochs
     if past >= comparison.steps:
         return False
-    records = (comparison.reference, comparison.run, comparison.control)
-    later = causes(Comparison(*(record.since(past) for record in records)))
+    records = (record.since(past) for record in (comparison.reference, comparison.run, comparison.control))
+    later = causes(Comparison(*map(_without_summary, records)))
     return any(finding.cause in _OF_PRINTS for finding in later)
+
+
+def _without_summary(run: RunRecord) -> RunRecord:
+    return _printing(run, without_summary(run.facts.printed, run.at(run.steps - 1).printed))
 
 
 def _failed(resumption: Resumption) -> Finding | None:

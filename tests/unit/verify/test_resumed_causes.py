@@ -138,7 +138,8 @@ def test_noise_of_a_data_set_is_a_draw_and_no_order():
     ("begin", "printed", "expected"),
     [
         (RESUMED_AT, ["0.40", "0.52"], [("printed", "exception")]),
-        (RESUMED_AT, ["0.51", "0.99"], [("printed", "fault")]),
+        (RESUMED_AT, ["0.51", "0.99"], [("printed", "exception")]),  # like a summary: nothing is before it
+        (2, ["0.50", "0.99", "0.52"], [("printed", "fault")]),
         (EPOCH, ["0.40", "0.52"], [("printed", "fault")]),
         (RESUMED_AT, ["0.51", "0.52"], []),
     ],
@@ -173,3 +174,15 @@ def test_groups_of_other_numbers_have_another_rate():
         replace(step, learning_rates=[*step.learning_rates, 0.4, 0.3]) for step in USUAL[9:]
     ]
     assert codes(changed, usual=usual) == ["resumed-rate"]
+
+
+def test_a_summary_at_the_end_can_be_a_mean_over_the_steps_of_one_process():
+    def printing(mean, steps):
+        made = [replace(step, printed=len("accuracy 0.50\n")) for step in steps]
+        return recorded(made, printed=f"accuracy 0.50\nmean loss {mean}\n")
+
+    reference = replace(printing("1.34", USUAL), origin="uninterrupted")
+    findings = resumed_causes(
+        Resumption(reference, printing("1.31", resumed(begin=EPOCH)), reference, ENDED_AFTER)
+    )
+    assert [(finding.cause, finding.kind) for finding in findings] == [("printed", "exception")]
