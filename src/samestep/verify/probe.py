@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import ref
@@ -123,6 +124,8 @@ class Probe(Listener):
         `_index_sampler`; a loader with workers begins it twice."""
         self._passes: Counter[int] = Counter()
         """Whole passes over each loader, by the id of what gives its indices."""
+        self._samplers: dict[int, Any] = {}
+        """References to what gives these indices, by its id."""
         self._passes_before = 0
         """Those over the loader of the last batch, before this one."""
         self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
@@ -471,7 +474,11 @@ class Probe(Listener):
             self._reading = before
 
     def _next_batch(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        loader = id(iterator._index_sampler)  # noqa: SLF001 - the same in all passes over a loader
+        sampler = iterator._index_sampler  # noqa: SLF001 - the same in all passes over a loader
+        loader = id(sampler)
+        if loader not in self._samplers:
+            self._passes.pop(loader, None)  # of a loader that is gone, whose id is used again
+            self._samplers[loader] = _reference(sampler, partial(self._samplers.pop, loader, None))
         for order in self._orders.get(loader, {}).values():
             self._count_epoch(order)
         try:
@@ -504,6 +511,14 @@ class Probe(Listener):
     def _note_group(self) -> None:
         if dist.is_available() and dist.is_initialized():
             self.facts.group_size = max(self.facts.group_size, adopt().place.size)
+
+
+def _reference(value: Any, at_end: Callable[[], Any]) -> Any:
+    """Return a reference to an object that calls `at_end` when it is gone; the object if it can have none."""
+    try:
+        return ref(value, lambda _: at_end())
+    except TypeError:  # a list of indices
+        return value
 
 
 def plain_name(name: str) -> str:
