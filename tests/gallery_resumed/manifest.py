@@ -44,7 +44,7 @@ class Script:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What an interpreter is started with, without the arguments that resume."""
+        """The words after the interpreter, without the arguments that resume."""
         if self.kind == "samestep train":
             return ("-m", "samestep", *self.name.split())
         return (str(Path(__file__).parent / self.name),)

@@ -33,7 +33,7 @@ from samestep.verify.tensor_summary import BUCKETS, own_generator
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
 
 FORMAT: Literal["samestep golden run"] = "samestep golden run"
-"""What a golden file says that it is."""
+"""The first field of a golden file, which no other file has."""
 VERSION = 1
 """Version of the format; a reader refuses files of later ones."""
 FOLDED = 64

@@ -5,8 +5,7 @@ begins with the same weights. From there on samples, learning rates, random draw
 prints are compared; where several differ, the earliest in this order explains the others.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +17,6 @@ from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
 from samestep.verify.printed_lines import last_lines, without_summary
 from samestep.verify.rank_exceptions import exceptions_of
 from samestep.verify.run_record import RunRecord, relative, same_samples
-from samestep.verify.tensor_summary import KEY_DECIMALS
 from samestep.verify.verdict import Cause, Finding
 
 _OF_PRINTS = ("printed", "local-metric")
@@ -138,7 +136,7 @@ def _passes_by_samples(run: RunRecord) -> list[int]:
     seen: set[float] = set()
     passes: list[int] = []
     for step in range(run.steps):
-        keys = set(_keys(run, [step]))
+        keys = set(run.key_counts([step]))
         if keys & seen:
             seen = set()
         passes.append((passes[-1] if passes else 0) + (not seen and step > 0))
@@ -213,7 +211,8 @@ def _not_resumed(resumption: Resumption) -> Finding | None:
     return _finding(
         resumption,
         "not-resumed",
-        f"the run that was started again begins with the weights of step 0, after {_ended(resumption)}. Give "
+        f"the run that was started again begins with the weights of step 0, after a run of "
+        f"{counted(resumption.ended_after, 'step')}. Give "
         "the script's arguments in --resume-with, and a later step than that of its first checkpoint in "
         "--resume-at.",
         0,
@@ -297,9 +296,9 @@ def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
             return cause
     usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
     step = begin + differing
-    before = _keys(usual, range(resumption.epoch.start, begin))
-    rest = _keys(usual, range(begin, resumption.epoch.stop))
-    made = _keys(run, resumption.resumed_epoch)
+    before = usual.key_counts(range(resumption.epoch.start, begin))
+    rest = usual.key_counts(range(begin, resumption.epoch.stop))
+    made = run.key_counts(resumption.resumed_epoch)
     if not made & (before + rest):
         return _of_no_sample(resumption, step)
     is_cut = len(resumption.resumed_epoch) == run.steps or resumption.epoch.stop == usual.steps
@@ -316,7 +315,7 @@ def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:
 def _of_no_sample(resumption: Resumption, step: int) -> tuple[Cause, str]:
     """Return the cause of samples of which none belongs to the epoch, and the message about it."""
     usual = resumption.usual
-    counts = _keys(usual, range(usual.steps)).values()
+    counts = usual.key_counts(range(usual.steps)).values()
     has_noise = (
         usual.at(usual.steps - 1).passes > 0 and max(counts, default=0) == 1
     )  # in each epoch another one
@@ -344,7 +343,7 @@ def _after_skipped_steps(resumption: Resumption, differing: int) -> tuple[Cause,
     """Find that a step of the optimizer comes after more backwards, whose samples it has, too."""
     step = resumption.begins_at + differing
     backwards, usual = resumption.resumed.at(differing).backwards, resumption.usual.at(step).backwards
-    missing = _keys(resumption.usual, [step]) - _keys(resumption.resumed, [differing])
+    missing = resumption.usual.key_counts([step]) - resumption.resumed.key_counts([differing])
     if backwards <= usual or missing:
         return None
     return "resumed-optimizer", (
@@ -362,17 +361,11 @@ def _ahead(resumption: Resumption, differing: int) -> tuple[Cause, str] | None:
         for step in range(usual.steps - 1)
         if all(same_samples(run.samples(differing + k), usual.samples(step + k)) for k in pairs)
     ]
-    if any(step <= begin for step in equal):  # an order that epochs have in common: that is a repetition
-        return None
-    if (step := next(iter(equal), None)) is None:
+    if not equal or equal[0] <= begin:  # an order that epochs have in common: that is a repetition
         return None
     return "resumed-skips", (
-        f"the resumed run has the weights of step {begin}, and uses the samples of step {step}."
+        f"the resumed run has the weights of step {begin}, and uses the samples of step {equal[0]}."
     )
-
-
-def _keys(run: RunRecord, steps: Iterable[int]) -> Counter[float]:
-    return Counter(round(key, KEY_DECIMALS) for step in steps for key in run.samples(step).tolist())
 
 
 def _rate(resumption: Resumption) -> Finding | None:
@@ -437,10 +430,6 @@ def _draws(resumption: Resumption) -> Finding | None:
         "save and restore that of torch, NumPy and Python.",
         step,
     )
-
-
-def _ended(resumption: Resumption) -> str:
-    return f"a run of {counted(resumption.ended_after, 'step')}"
 
 
 def _finding(resumption: Resumption, cause: Cause, message: str, step: int) -> Finding:

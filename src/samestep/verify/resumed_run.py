@@ -21,7 +21,6 @@ from samestep.verify.run_length import (
     LEAST_STEPS,
     LEAST_STEPS_OF_RANKS,
     LEAST_STEPS_OF_SLOW_SCRIPTS,
-    TOTAL_S,
     EndedAfter,
     FixedLength,
     RunLength,
@@ -36,12 +35,19 @@ from samestep.verify.script_findings import (
     not_reached,
     nothing_compared,
 )
-from samestep.verify.script_runs import Script, ScriptRuns, length_after, require_end, require_steps
+from samestep.verify.script_runs import (
+    Script,
+    ScriptRuns,
+    length_after,
+    limit_of_runs,
+    require_end,
+    require_steps,
+)
 from samestep.verify.verdict import Finding, NotCompared, Report, Row
 
 EndedBy: TypeAlias = Literal["stop", "term", "kill"]
 SIGNALS: Mapping[EndedBy, int] = {"stop": 0, "term": signal.SIGTERM, "kill": signal.SIGKILL}
-"""How a run is ended: by the step clock, without Python's cleanup, or by a signal."""
+"""The signal that ends a run; 0 for none, as where the step clock ends it without Python's cleanup."""
 _MORE_STEPS = 50
 """Steps that a script may take after SIGTERM, to save a checkpoint where it can."""
 
@@ -97,7 +103,9 @@ class ResumedVerification:
         """Return the length of the uninterrupted run, if the other one is ended after some steps."""
         if self.script.kind != "serial" and size > 1:  # ranks that decide for themselves could part
             return FixedLength(steps + LEAST_STEPS_OF_RANKS)
-        return WithinTime(UntilEvaluatedAfter(steps), TOTAL_S / 4, least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS)
+        return WithinTime(
+            UntilEvaluatedAfter(steps), limit_of_runs(4), least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS
+        )
 
     @property
     def _files(self) -> str:

@@ -123,6 +123,10 @@ class RunRecord:
         """Return the keys of the samples of a step in ascending order."""
         return _sorted([key for rank_step in self.of_ranks(step) for key in rank_step.samples])
 
+    def key_counts(self, steps: Iterable[int]) -> Counter[float]:
+        """Return how often each sample is used in some steps, by its rounded key."""
+        return Counter(round(key, KEY_DECIMALS) for step in steps for key in self.samples(step).tolist())
+
     def evaluated(self, steps: int) -> Vector:
         """Return the keys of all samples that were evaluated in the first `steps` steps."""
         keys = [key for trace in self.traces for step in trace.steps[:steps] for key in step.evaluated]

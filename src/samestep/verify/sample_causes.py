@@ -1,6 +1,5 @@
 """Finds the causes of other samples: those of a step, and those of an evaluation."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,18 +66,12 @@ def _skipped(comparison: Comparison, step: int) -> str | None:
 
 def _has_two_steps(skipping: RunRecord, making: RunRecord, step: int) -> bool:
     """Return whether a step has the samples of two steps of another run, by their keys or their backwards."""
-    keys, of_step = (
-        Counter(np.round(record.samples(step), KEY_DECIMALS).tolist()) for record in (skipping, making)
-    )
+    keys, of_step = skipping.key_counts([step]), making.key_counts([step])
     if not of_step or of_step - keys or keys == of_step:
         return False
     if step + 1 < making.steps:
-        of_step += Counter(np.round(making.samples(step + 1), KEY_DECIMALS).tolist())
+        of_step += making.key_counts([step + 1])
     return keys == of_step or skipping.at(step).backwards > making.at(step).backwards
-
-
-def _counted(record: RunRecord, step: int) -> Counter[float]:
-    return Counter(np.round(record.samples(step), KEY_DECIMALS).tolist())
 
 
 def _as_many_others(comparison: Comparison, step: int) -> tuple[Cause, str, str]:

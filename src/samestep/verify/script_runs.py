@@ -52,15 +52,11 @@ class ScriptRuns:
                 size=size,
                 length=length,
                 progress=progress,
-                folder=self.new_folder(),
+                folder=self.scratch / f"run-{len(list(self.scratch.iterdir()))}",
                 options=self.options,
                 watch=self.watch(size, script.kind),
                 **changed,
             ).run()
-
-    def new_folder(self) -> Path:
-        """Return the path of a folder that no run has used."""
-        return self.scratch / f"run-{len(list(self.scratch.iterdir()))}"
 
 
 def require_end(run: RunRecord, script: Script, where: str) -> None:

@@ -111,8 +111,7 @@ NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 A `ScriptNote` is about the script on one worker, a `RankNote` about several ranks.
 """
 Origin: TypeAlias = Literal["one worker", "golden", "uninterrupted"]
-"""What the reference of a comparison is: a run on one worker, one of an earlier day, or one that was not
-ended."""
+"""The reference of a comparison: a run on one worker, one of an earlier day, or one that was not ended."""
 Gravity: TypeAlias = Literal["fault", "inconclusive", "exception", "note"]
 """What a finding does to the verdict: it makes the runs different, leaves that open, is an exception to "the
 same", or does nothing."""
