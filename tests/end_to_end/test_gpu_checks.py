@@ -9,9 +9,11 @@ import pytest
 import torch
 from gpu_checks import shared_gpu
 from gpu_checks.context import Context, command, environment, succeeded
+from gpu_checks.registry import selected
 from gpu_checks.scripts_table import SCRIPTS
 
 from samestep.ranks.rendezvous.handshake import shared_device
+from support import host_cuda
 
 SHARING = """
 import json, os, samestep
@@ -42,6 +44,74 @@ def test_checks_run_on_the_cpu(tmp_path):
     results = {one["name"]: one["result"] for one in found["checks"]}
     assert results == {**dict.fromkeys(NAMES.split(","), "ok"), "doctor-copies": "skipped"}
     assert found["machine"]["type"] == "cpu"
+
+
+ON_HOST = (
+    *(
+        "autopilot-cuda-method",
+        "autopilot-dropout",
+        "script-images",
+        "script-lstm",
+        "split-packed",
+        "split-switched",
+    ),
+    *("device-copies", "loader", "memory", "recipe-fp16", "checkpoint-devices", "exact-ranks"),
+)
+NOT_ON_HOST = frozenset(
+    {
+        *(
+            "autopilot-compile",
+            "recipe-compile",
+            "autopilot-graphs",
+            "clock-graphs",
+            "one-gpu-refused",
+            "spawned",
+        ),
+        *(
+            "profile",
+            "clock-events",
+            "clock-run",
+            "waiting",
+            "watchdog",
+            "batch-norm",
+            "split-sparse",
+            "doctor-copies",
+        ),
+    }
+)
+"""Checks of what that device has not: compiled kernels, graphs, a queue, NCCL, kernels of SyncBatchNorm."""
+
+
+@pytest.mark.parametrize("names", [ON_HOST, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_checks_pass_on_a_device_in_host_memory(tmp_path, names):
+    """Only this finds a tensor that stays on the CPU where the device's is needed, without a GPU."""
+    if names is None:
+        libraries = {name for name, script in SCRIPTS.items() if script.packages}
+        names = [check.name for check in selected("") if check.name not in NOT_ON_HOST | libraries]
+    file = tmp_path / "gpu.json"
+    options = (
+        "--device",
+        "cuda",
+        "--share-gpu",
+        "--time-limit",
+        "800",
+        "--only",
+        ",".join(names),
+        "--json",
+        file,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpu_checks", *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT | host_cuda.environment(ENVIRONMENT["PYTHONPATH"]),
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    results = {check["name"]: check["result"] for check in json.loads(file.read_text())["checks"]}
+    assert results == dict.fromkeys(names, "ok")
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ INDEXED = {"__getitem__", "__setitem__", "index_put_"}
 """Functions that wait for a device if an index is a boolean tensor."""
 ON_HOST = {
     "hooks/random_draws.py": "the states of generators are on the host, also those of a device",
-    "autopilot/split/guards.py": "reads only tensors whose device is the CPU",
+    "autopilot/split/guards.py": "reads the few numbers of a tensor that a forward can branch on",
     "autopilot/helpers/messages.py": "copies tensors of the CPU only, into memory that helpers see",
     "autopilot/helpers/mirrors.py": "compares tensors of the CPU only, in training",
     "parallel/gradients/batch_norm.py": "an error that a device finds is read with the call (`raise_now`)",

@@ -21,6 +21,7 @@ class Script:
     names_cuda: bool = False  # whether it names CUDA devices, so that the CPU runs it by ``--device cpu``
     is_for_cpus: bool = True  # whether a CPU can run it, with the numbers of a GPU
     on_cpu: bool = True  # whether the CPU can run its check, which tests its code
+    has_unsplit: bool = False  # whether some of its calls cannot be split
     seconds: float = 90.0  # time limit of its check
 
 
@@ -59,7 +60,7 @@ _MODELS = {
     "lightning": _script("lightning_module", "Lightning's Trainer", packages=("lightning",)),
 }
 _SPLITTING = {
-    name: _script("splitting", shows, name)
+    name: _script("splitting", shows, name, has_unsplit=name.startswith("switched"))
     for name, shows in {
         "uneven": "batches that ranks cannot halve, the last of one sample",
         "weighted-loss": "a loss in forward with class weights and ignored labels",
@@ -74,6 +75,8 @@ _SPLITTING = {
         "attributes": "a tensor that the model keeps as an attribute",
         "input-gradient": "a penalty of gradients by the inputs",
         "closure": "LBFGS",
+        "switched": "a number of the device on which forward branches, in an attribute",
+        "switched-buffer": "an integer of the device on which forward branches, in a buffer",
     }.items()
 }
 SCRIPTS: dict[str, Script] = {

@@ -21,7 +21,14 @@ import torch
 from torch import nn
 
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, unequal_sizes
-from samestep.autopilot.split.guards import Attributes, changed, plain_arguments, plain_attributes, without
+from samestep.autopilot.split.guards import (
+    BATCHES,
+    Attributes,
+    changed,
+    plain_arguments,
+    plain_attributes,
+    without,
+)
 from samestep.autopilot.state.reachable_state import constants_of
 from samestep.hooks.object_graph import Key
 
@@ -69,7 +76,6 @@ Signature: TypeAlias = tuple[Any, ...]
 Sizes: TypeAlias = tuple[torch.Size, ...]
 """The shapes of the tensors among the arguments of a call."""
 
-_BATCHES = "num_batches_tracked"  # the counter of a batch norm
 MOST_STATES = 8
 """Values of the guards of one signature that are all checked; then one whenever their number doubles.
 
@@ -165,7 +171,7 @@ class CallSignatures:
 
     def are_changed_by_calls(self, module: nn.Module) -> bool:
         """Return whether calls change attributes of a module beside the counters of batch norm."""
-        return any(name != _BATCHES for _, name in self._modules[module].changing)
+        return any(name != BATCHES for _, name in self._modules[module].changing)
 
     def counts_batches_only(self, module: nn.Module) -> bool:
         """Return whether calls change no attributes but the counters of batch norm.
@@ -179,7 +185,7 @@ class CallSignatures:
         states = self._modules[module]
         if states.intervals is None:
             return False
-        keys = [key for key in states.changing if key[1] != _BATCHES]
+        keys = [key for key in states.changing if key[1] != BATCHES]
         values = [(key, plain[key]) for key in keys if type(plain.get(key)) in (int, float)]
         # Forward may count before or after it compares.
         places = {(key, states.intervals.of(value + step)) for key, value in values for step in (0, 1)}

@@ -33,6 +33,8 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, length
 from samestep.hooks.tensor_tree import parts_beside_tensors, text
 
+BATCHES = "num_batches_tracked"
+"""The counter of batch norm, on which no forward branches."""
 Attributes: TypeAlias = Mapping[Key, Any]
 """Values by the index of their module among the called module's submodules, and by their name."""
 
@@ -131,7 +133,8 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
         for name in drawing:
             plain[place, name] = getattr(part, name)
         for name, buffer in part._buffers.items():  # noqa: SLF001 - faster than named_buffers
-            if buffer is not None and _is_number(buffer):
+            is_counter = name == BATCHES and buffer is not None and buffer.device.type != "cpu"
+            if buffer is not None and not is_counter and _is_number(buffer):  # no read for each batch norm
                 of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
         for parameter in part._parameters.values():  # noqa: SLF001
@@ -170,19 +173,23 @@ def _forward_id(kind: type) -> int:
 
 
 def _is_short(tensor: Tensor) -> bool:
-    """Return whether a tensor's few numbers can be read without a device synchronization."""
-    is_dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    """Return whether a tensor has few numbers, none of them trained.
+
+    Those of a device are read too, although the host waits for it: a forward that branches on them waits
+    itself, and no other mark tells that they have changed (``tensor.data.fill_(1)`` counts no version).
+    """
+    is_dense = tensor.layout == torch.strided and tensor.device.type != "meta"
     return is_dense and not tensor.requires_grad and tensor.numel() <= _MOST_OF_LIST
 
 
-def _is_number(buffer: Tensor) -> bool:
-    """Return whether a tensor is one number that can be read without a device synchronization."""
-    return not is_lazy(buffer) and buffer.numel() == 1 and buffer.device.type == "cpu"
+def _is_number(tensor: Tensor) -> bool:
+    """Return whether a tensor is one number, which is read as in `_is_short`."""
+    return not is_lazy(tensor) and tensor.numel() == 1 and tensor.device.type != "meta"
 
 
-def _is_flag(buffer: Tensor) -> bool:
-    """Return whether a tensor is one integer or boolean that can be read at once."""
-    return _is_number(buffer) and not buffer.is_floating_point() and not buffer.is_complex()
+def _is_flag(tensor: Tensor) -> bool:
+    """Return whether a tensor is one integer or boolean."""
+    return _is_number(tensor) and not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:

@@ -89,6 +89,22 @@ class Keeping(Mlp):
         return self.second(self.hidden)
 
 
+class Switched(Mlp):
+    """Subtracts the mean of the batch from a step on: the switch is a number of the device."""
+
+    def __init__(self, dtype, *, is_buffer):
+        super().__init__()
+        switch = torch.zeros(1, dtype=dtype, device=device)
+        if is_buffer:
+            self.register_buffer("switch", switch)
+        else:
+            self.switch = switch
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden - hidden.mean(0) if self.switch else hidden)
+
+
 def samples(count=SAMPLES, *shape):
     return torch.randn(count, *(shape or (6,))).to(device)
 
@@ -154,6 +170,12 @@ def plain(model, _):
     return F.cross_entropy(model(samples()), labels())
 
 
+def switched(model, step):
+    if step == STEPS // 2:
+        model.switch.data.fill_(1)  # as quantizers do, which counts no version
+    return plain(model, step)
+
+
 def accumulation():
     model = Mlp().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -208,6 +230,8 @@ FEATURES = {
     "attributes": lambda: train(Keeping(), keeping),
     "input-gradient": lambda: train(Mlp(), input_gradient),
     "closure": closure,
+    "switched": lambda: train(Switched(torch.float32, is_buffer=False), switched),
+    "switched-buffer": lambda: train(Switched(torch.int64, is_buffer=True), switched),
 }
 
 if __name__ == "__main__":
