@@ -13,7 +13,7 @@ import numpy as np
 
 from samestep.base.units import counted
 from samestep.verify.causes import causes
-from samestep.verify.compare import Comparison, largest, rounding_of
+from samestep.verify.compare import Comparison, rounding_of
 from samestep.verify.golden import (
     GoldenFile,
     GoldenRun,
@@ -34,24 +34,18 @@ from samestep.verify.run_length import (
 )
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.script_findings import (
-    INCONCLUSIVE,
     baseline_findings,
+    is_conclusive,
     not_compared,
     not_reached,
     notes_of,
     nothing_compared,
+    row_of,
 )
-from samestep.verify.script_runs import (
-    Script,
-    ScriptRuns,
-    length_after,
-    limit_of_runs,
-    require_end,
-    require_steps,
-)
+from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import Facts
-from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
+from samestep.verify.verdict import Cause, Finding, NotCompared, Report
 
 _INITIAL = 8.0
 """Units in the last place, relative to a tensor's norm, by which two machines draw other initial weights."""
@@ -85,18 +79,11 @@ class GoldenVerification:
         length: RunLength = WithinTime(UntilEvaluated(), limit_of_runs(2))
         if self.steps is not None or not has_one_clock:  # ranks that decide for themselves could part
             length = FixedLength(self.steps or LEAST_STEPS_OF_RANKS, of_each=True)
-        where = f"on {counted(self.workers, 'worker')}"
-        reference = self.runs.run(self.script, self.workers, "golden run", length=length)
-        require_steps(reference, self.script, where)
-        if self.steps is None:
-            length = length_after(reference)
-        control = self.runs.run(self.script, self.workers, "gradients disturbed", length=length, disturb=True)
-        require_end(control, self.script, f"{where} when its gradients change by as little as rounding")
+        reference, control = self.runs.baseline(self.script, self.workers, "golden run", length=length)
         findings = [*baseline_findings(reference, control), *notes_of(reference)]
         missing = not_reached(reference)
         report = Report(rows=[], findings=findings, steps=reference.steps, not_compared=missing)
-        is_repeatable = not any(finding.cause in INCONCLUSIVE for finding in findings)
-        return golden_file(origin, reference, control) if is_repeatable else None, report
+        return golden_file(origin, reference, control) if is_conclusive(findings) else None, report
 
     def compare(self, golden: GoldenRun) -> Report:
         """Run the script once, and compare it with a golden run."""
@@ -117,13 +104,7 @@ class GoldenVerification:
         findings = _of_another_machine(findings, golden, comparison, self.script)
         if not (changes or findings) and (nothing := nothing_compared(comparison)) is not None:
             findings = [nothing]
-        row = Row(
-            workers=run.size,
-            steps=comparison.steps,
-            deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None,
-            findings=[*changes, *findings, *notes_of(run)],
-        )
+        row = row_of(comparison, [*changes, *findings, *notes_of(run)])
         missing |= {**not_reached(golden.run), **not_compared(comparison)}
         return Report(
             rows=[row], findings=[], steps=golden.run.steps, not_compared=missing, reference="golden"

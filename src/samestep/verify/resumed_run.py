@@ -14,7 +14,6 @@ from typing import Literal, TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
-from samestep.verify.compare import Comparison, largest
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
 from samestep.verify.resumed_causes import Resumption, resumed_causes, with_optimizers_of
 from samestep.verify.run_length import (
@@ -29,21 +28,15 @@ from samestep.verify.run_length import (
 )
 from samestep.verify.run_record import RunRecord
 from samestep.verify.script_findings import (
-    INCONCLUSIVE,
     baseline_findings,
+    is_conclusive,
     not_compared,
     not_reached,
     nothing_compared,
+    row_of,
 )
-from samestep.verify.script_runs import (
-    Script,
-    ScriptRuns,
-    length_after,
-    limit_of_runs,
-    require_end,
-    require_steps,
-)
-from samestep.verify.verdict import Finding, NotCompared, Report, Row
+from samestep.verify.script_runs import Script, ScriptRuns, limit_of_runs, require_end
+from samestep.verify.verdict import NotCompared, Report, Row
 
 EndedBy: TypeAlias = Literal["stop", "term", "kill"]
 SIGNALS: Mapping[EndedBy, int] = {"stop": 0, "term": signal.SIGTERM, "kill": signal.SIGKILL}
@@ -71,16 +64,12 @@ class ResumedVerification:
             UsageError: the script fails before it is ended, or makes too few steps.
         """
         size = self.workers[0]
-        where = f"on {counted(size, 'worker')}"
         ended = self._ended(size)
-        usual = self.runs.run(self.script, size, "uninterrupted", length=self._length(ended.steps, size))
-        require_steps(usual, self.script, where)
-        control = self.runs.run(
-            self.script, size, "gradients disturbed", length=length_after(usual), disturb=True
+        usual, control = self.runs.baseline(
+            self.script, size, "uninterrupted", length=self._length(ended.steps, size)
         )
-        require_end(control, self.script, f"{where} when its gradients change by as little as rounding")
         findings = baseline_findings(usual, control)
-        if any(finding.cause in INCONCLUSIVE for finding in findings):
+        if not is_conclusive(findings):
             return Report(rows=[], findings=findings, steps=usual.steps, reference="uninterrupted")
         if control.steps < usual.steps:  # as where the time ends the script
             usual = usual.cut(control.steps)
@@ -153,18 +142,10 @@ class ResumedVerification:
         resumption = Resumption(
             replace(usual, origin="uninterrupted"), resumed, control, ended_after=ended.steps
         )
-        comparison: Comparison = resumption.comparison
-        findings: list[Finding] = resumed_causes(resumption)
+        comparison, findings = resumption.comparison, resumed_causes(resumption)
         if not findings and (nothing := nothing_compared(comparison, even_without_steps=True)) is not None:
             findings = [nothing]
-        row = Row(
-            workers=size,
-            steps=comparison.steps,
-            deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None,
-            findings=findings,
-        )
-        return row, {**missing, **not_compared(comparison)}
+        return row_of(comparison, findings), {**missing, **not_compared(comparison)}
 
 
 def _with_arguments(program: Program, arguments: Sequence[str]) -> Program:

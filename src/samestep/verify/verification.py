@@ -26,7 +26,7 @@ from samestep.launch.source.classify import user_modules
 from samestep.run.decision import source_file
 from samestep.verify.causes import causes
 from samestep.verify.clock_conditions import ends_loops_by_clock
-from samestep.verify.compare import Comparison, largest
+from samestep.verify.compare import Comparison
 from samestep.verify.first_difference import with_module
 from samestep.verify.model_parallel import joined_parts, joined_sequences
 from samestep.verify.parameter_alignment import (
@@ -41,23 +41,17 @@ from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, W
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
 from samestep.verify.script_findings import (
-    INCONCLUSIVE,
     baseline_findings,
+    is_conclusive,
     not_compared,
     not_reached,
     notes_of,
     nothing_compared,
     of_files,
     other_samples,
+    row_of,
 )
-from samestep.verify.script_runs import (
-    Script,
-    ScriptRuns,
-    length_after,
-    limit_of_runs,
-    require_end,
-    require_steps,
-)
+from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
 from samestep.verify.verdict import Finding, NotCompared, Report, Row, faults_of
 
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
@@ -95,8 +89,7 @@ class Verification:
         Raises:
             UsageError: the reference fails, or has no step.
         """
-        reference = self._on_one_worker("reference", "already")
-        require_steps(reference, self._origin, "on one worker")
+        reference, control = self.runs.baseline(self._origin, 1, "reference", length=self._length)
         self._wholes = {
             parameter.name: parameter.shape
             for parameters in reference.facts.parameters
@@ -105,15 +98,13 @@ class Verification:
         }
         if self.steps is None:
             self._length = length_after(reference)
-        change = "when its gradients change by as little as rounding changes them"
-        control = self._on_one_worker("gradients disturbed", change, disturb=True)
         differing_step = other_samples(reference, control)
         if differing_step and other_samples(reference, self._run(self._origin, 1, "again")) is None:
             self._limit = differing_step
             reference, control = reference.until(differing_step), control.until(differing_step)
         findings = baseline_findings(reference, control)
         self._of_reference = [*findings, *notes_of(reference)]
-        if any(finding.cause in INCONCLUSIVE for finding in findings):
+        if not is_conclusive(findings):
             return Report(rows=[], findings=self._of_reference, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = {**not_reached(reference), **self._missing}
@@ -136,12 +127,6 @@ class Verification:
     def _origin(self) -> Script:
         return self.against or self.script
 
-    def _on_one_worker(self, label: str, when: str, *, disturb: bool = False) -> RunRecord:
-        """Return a run of the reference script on one worker; `when` is a part of the message if it fails."""
-        run = self._run(self._origin, 1, label, disturb=disturb)
-        require_end(run, self._origin, f"on one worker {when}")
-        return run
-
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
         findings, run = causes(comparison), comparison.run
@@ -158,19 +143,8 @@ class Verification:
             findings = decided_in_double(findings, double)
         if not exceptions and run.failure is None and faults_of(findings):
             findings = with_module(findings, comparison, partial(self._recorded, size, neutral=False))
-        return Row(
-            workers=size,
-            steps=comparison.steps,
-            deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None
-            or any(finding.cause == "single-precision" for finding in findings),
-            findings=[
-                *of_order,
-                *findings,
-                *notes_of(run, known=self._of_reference),
-                *of_files(run),
-            ],
-        )
+        notes = [*notes_of(run, known=self._of_reference), *of_files(run)]
+        return row_of(comparison, [*of_order, *findings, *notes])
 
     def _with_other_orders(
         self, reference: RunRecord, size: int, control: RunRecord

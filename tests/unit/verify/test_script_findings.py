@@ -1,4 +1,4 @@
-"""Faults of a script on one worker are found, and what was not compared is reported."""
+"""Faults that two runs of a script show are found, and what was not compared is reported."""
 
 from dataclasses import replace
 
@@ -61,6 +61,14 @@ def test_a_different_start_is_reported_with_its_values(how, deviation, values):
     assert one.cause == "unseeded"
     assert one.max_relative_deviation == pytest.approx(deviation)
     assert [value for value in values if value not in one.message] == []
+
+
+@pytest.mark.parametrize("how", [{"before": 1.5}, {"samples": 9.0}, {"losses": ()}])
+def test_the_baseline_of_several_workers_names_their_number(how):
+    """Only this finds a report on a golden run of 3 workers that speaks of one."""
+    (finding,) = baseline_findings(replace(run(), workers=3), run(**how))
+    assert finding.workers == 3
+    assert "two runs on 3 workers" in finding.message
 
 
 @pytest.mark.parametrize(
