@@ -33,13 +33,12 @@ from samestep.launch.local.local_backend import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.fresh_interpreter import in_fresh_interpreters
-from samestep.verify.model_parallel import grouped
+from samestep.verify.model_parallel import Parts, grouped
 from samestep.verify.module_recorder import ModuleRecorder
 from samestep.verify.neutral_modules import global_batch_norm, rank_features_disabled
 from samestep.verify.observers.check import Observer
 from samestep.verify.observers.rank_observers import SavedStates
 from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
-from samestep.verify.parts import Parts
 from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
 from samestep.verify.run_length import ProgressLine, RunLength, Shown

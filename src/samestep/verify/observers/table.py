@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from samestep.verify.observers.check import Check, Checks, Observer
-from samestep.verify.observers.collated_rows import RowsNotUsed
-from samestep.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
-from samestep.verify.observers.evaluation_values import DropoutInEvaluation, SpectralNormNotBegun
+from samestep.verify.observers.evaluation import (
+    DropoutInEvaluation,
+    EvaluationModeKept,
+    SpectralNormNotBegun,
+    TrainingModeInEvaluation,
+)
 from samestep.verify.observers.gradient_coverage import GradientCoverage
-from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
+from samestep.verify.observers.loaders import LoaderGenerators, RowsNotUsed, SamplerEpochs
 from samestep.verify.observers.loss_graphs import LossArguments
 from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
 from samestep.verify.observers.saved_states import SavedStateDiffers

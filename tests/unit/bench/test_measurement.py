@@ -1,6 +1,6 @@
 """Calls are timed in interleaved rounds, with a simulated clock."""
 
-from samestep.bench.interleaving import in_rounds, timed_interleaved
+from samestep.bench.measurement import in_rounds, timed_interleaved
 from samestep.ranks.world.protocol import SoloWorld
 
 

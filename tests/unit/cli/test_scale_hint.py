@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from samestep.autopilot.script.options import Options
+from samestep.cli import run
+from samestep.cli.run import HINT_FILE, scale_hint
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.plan import Join, Spawn
 from samestep.launch.source.classify import ScriptKind
 from samestep.launchers.detect import detect
-from samestep.run import scale_hint as module
 from samestep.run.decision import Decision
-from samestep.run.scale_hint import NAME, scale_hint
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """Use a cache folder of the test, and a terminal without GPUs."""
     folder = tmp_path / "cache"
-    monkeypatch.setattr(module, "user_cache", lambda: folder)
-    monkeypatch.setattr(module, "can_have_accelerators", lambda: False)
+    monkeypatch.setattr(run, "user_cache", lambda: folder)
+    monkeypatch.setattr(run, "can_have_accelerators", lambda: False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     return folder
 
@@ -41,7 +41,7 @@ def test_the_hint_is_printed_once(cache):
     first = scale_hint(decision())
 
     assert "samestep scale -n 1,2 -- train.py --lr 0.1 " in first
-    assert (cache / NAME).exists()
+    assert (cache / HINT_FILE).exists()
     assert scale_hint(decision()) == ""
 
 
@@ -68,7 +68,7 @@ def test_a_run_that_scale_does_not_support_has_no_hint_and_no_record(cache, chan
 
 
 def test_a_machine_with_gpus_has_no_hint_unless_the_cpu_was_requested(cache, monkeypatch):
-    monkeypatch.setattr(module, "can_have_accelerators", lambda: True)
+    monkeypatch.setattr(run, "can_have_accelerators", lambda: True)
 
     assert scale_hint(decision()) == ""
     assert not cache.exists()
