@@ -8,8 +8,8 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from samestep.base.errors import UsageError
 from samestep.launch.job import Nodes
-from samestep.launch.nodes.launchers_store import open_launchers_store
-from samestep.launch.nodes.nodes_backend import _no_rendezvous, _opened_store
+from samestep.launch.launchers_store import open_launchers_store
+from samestep.launch.nodes_backend import _no_rendezvous, _opened_store
 from samestep.launch.plan import endpoint
 
 NODES = Nodes(count=2, endpoint="node0:1234")

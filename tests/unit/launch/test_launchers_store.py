@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from samestep.base.errors import PeerLost, UsageError
-from samestep.launch.nodes.launchers_store import Verdict, Verdicts, roll_call
+from samestep.launch.launchers_store import Verdict, Verdicts, roll_call
 
 
 def answers(*nodes, timeout_s=30):

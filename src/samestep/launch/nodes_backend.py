@@ -29,6 +29,7 @@ from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.base.signals import ends_handled
 from samestep.launch.job import Job, Nodes
+from samestep.launch.launchers_store import Verdicts, open_launchers_store, rendezvous_of
 from samestep.launch.local.child import Entry
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.local_backend import (
@@ -45,7 +46,6 @@ from samestep.launch.local.local_backend import (
 )
 from samestep.launch.local.orphans import adopt_orphans
 from samestep.launch.local.workers import Workers
-from samestep.launch.nodes.launchers_store import Verdicts, open_launchers_store, rendezvous_of
 from samestep.launch.plan import host_of
 from samestep.ranks.rendezvous.authentication import AuthenticationError
 from samestep.ranks.rendezvous.endpoint import resolve

@@ -2,8 +2,8 @@
 
 import pytest
 
-from samestep.scaling.sweep import host_load
-from samestep.scaling.sweep.host_load import Load, sample_load
+from samestep.scaling.sweep import trial
+from samestep.scaling.sweep.trial import Load, sample_load
 
 BEFORE = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 100 0 50 1000 10 0 0 0 70 0\ncpu1 5 5 5 5 5 5 5 5 0 0\nintr 5\n"
 # cpu0: 10 of 40 ticks idle, 5 waiting for a disk; 8 of its user's were a guest's. cpu1: all taken by a host.
@@ -18,8 +18,8 @@ AFTER = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 115 0 55 1010 15 2 3 0 78 0\ncpu1 5 5 5 
 def test_processors_of_the_affinity_mask_count(tmp_path, monkeypatch, allowed, busy):
     stat = tmp_path / "stat"
     stat.write_text(BEFORE)
-    monkeypatch.setattr(host_load, "sleep", lambda _: stat.write_text(AFTER))
-    monkeypatch.setattr(host_load, "cpu_share", lambda: type("Share", (), {"allowed": allowed}))
+    monkeypatch.setattr(trial, "sleep", lambda _: stat.write_text(AFTER))
+    monkeypatch.setattr(trial, "cpu_share", lambda: type("Share", (), {"allowed": allowed}))
 
     found = sample_load(stat)
 
@@ -32,14 +32,14 @@ def test_the_load_of_an_idle_system_is_not_counted(tmp_path, monkeypatch):
     after = [1 if k % 8 == 0 else 0 for k in range(128)]  # 16 of 128 are busy for one tick of 30
     stat.write_text("".join(f"cpu{k} 0 0 0 0 0 0 0 0 0 0\n" for k in range(128)))
     seen = "".join(f"cpu{k} {busy} 0 0 {30 - busy} 0 0 0 0 0 0\n" for k, busy in enumerate(after))
-    monkeypatch.setattr(host_load, "sleep", lambda _: stat.write_text(seen))
-    monkeypatch.setattr(host_load, "cpu_share", lambda: type("Share", (), {"allowed": range(128)}))
+    monkeypatch.setattr(trial, "sleep", lambda _: stat.write_text(seen))
+    monkeypatch.setattr(trial, "cpu_share", lambda: type("Share", (), {"allowed": range(128)}))
 
     assert sample_load(stat) == Load(0, 128)
 
 
 def test_without_counters_the_load_is_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_load, "sleep", lambda _: None)
+    monkeypatch.setattr(trial, "sleep", lambda _: None)
     assert sample_load(tmp_path / "none") is None
     (tmp_path / "stat").write_text(BEFORE)
     assert sample_load(tmp_path / "stat") is None
