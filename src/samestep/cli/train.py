@@ -34,7 +34,7 @@ from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.processors import asked_threads
 from samestep.launchers.registry import SAMESTEP
-from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock_file import ClockOptions
 from samestep.report.page import write_figures
 from samestep.report.read_run import read_run
 from samestep.report.run_page import charts, write_report

@@ -57,7 +57,7 @@ from samestep.launch.source.launcher_variables import values_at, values_beside
 from samestep.launchers.detect import detect
 from samestep.launchers.processors import bind, guess_sharing, thread_variables
 from samestep.launchers.registry import RANK_VARIABLES
-from samestep.observe.clock.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
+from samestep.observe.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import (
     TRAINS_ALONE,
     Decision,

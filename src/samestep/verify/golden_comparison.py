@@ -24,7 +24,7 @@ from samestep.verify.golden import (
     initial_sketches,
 )
 from samestep.verify.parameter_alignment import UnmatchedParametersError, drop_parameters
-from samestep.verify.rank_exceptions import exceptions_of
+from samestep.verify.rank_features import exceptions_of
 from samestep.verify.run_length import (
     LEAST_STEPS_OF_RANKS,
     FixedLength,

@@ -35,7 +35,7 @@ from samestep.verify.parameter_alignment import (
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import rank_of_process
-from samestep.verify.rank_exceptions import exceptions_of, of_own_generators
+from samestep.verify.rank_features import exceptions_of, of_own_generators
 from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order

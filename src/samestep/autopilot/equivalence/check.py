@@ -51,7 +51,7 @@ from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path, leaves, text
-from samestep.parallel.gradients.initial_agreement import groups
+from samestep.parallel.gradients.agreement import groups
 from samestep.ranks.world.protocol import World
 
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from samestep.autopilot.split.call_plans import (
     outcome,
     slice_side_outputs,
 )
-from samestep.autopilot.split.forward_reductions import watching_reductions
 from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_of, sparse_places, unaveraged
+from samestep.autopilot.split.loss_reduction import watching_reductions
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws

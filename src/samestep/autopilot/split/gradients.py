@@ -19,12 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samestep.autopilot.split.sharded_autograd import nodes_of, uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
-from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
-from samestep.hooks.thread_values import ThreadValue
-from samestep.parallel.gradients.initial_agreement import sparse_weights
+from samestep.hooks.thread_values import ThreadValue, bound
+from samestep.parallel.gradients.agreement import sparse_weights
 from samestep.ranks.world.protocol import World
 
 

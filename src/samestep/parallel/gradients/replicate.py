@@ -10,6 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.base.errors import UsageError
 from samestep.hooks.module_parts import original_forward, redirect
+from samestep.parallel.gradients.agreement import (
+    broadcast_values,
+    check_equal,
+    check_same_structure,
+    check_supported,
+)
 from samestep.parallel.gradients.batch_norm import (
     Norm,
     average_statistics,
@@ -23,13 +29,7 @@ from samestep.parallel.gradients.batch_norm import (
 )
 from samestep.parallel.gradients.bucket import message_bytes
 from samestep.parallel.gradients.bucketed import MEBIBYTE, Bucketed, Flat
-from samestep.parallel.gradients.initial_agreement import (
-    broadcast_values,
-    check_same_structure,
-    check_supported,
-)
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer, Reference, SyncConfig
-from samestep.parallel.gradients.weight_checksum import check_equal
 from samestep.ranks.collectives.direct import low_latency, separates_gradients
 from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.process_group import ProcessGroupWorld, current

@@ -12,7 +12,8 @@ from typing import Any
 from samestep.base.units import bytes_text, count_text, percent, seconds_text
 from samestep.report.drawing import PARTS
 from samestep.report.page import text_table
-from samestep.scaling.analysis.point_text import (
+from samestep.scaling.analysis.points import (
+    UNIT,
     amount,
     like_each,
     notable_losses,
@@ -21,7 +22,6 @@ from samestep.scaling.analysis.point_text import (
     threads_of,
     times,
 )
-from samestep.scaling.analysis.points import UNIT
 from samestep.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
 from samestep.scaling.analysis.study import Loss, Point, Study
 from samestep.scaling.analysis.verdict import outdone

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from samestep.base.place import Place
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.step_clock import ScriptClock
 from support.clocked_scripts import loader, plain, spent, train
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from samestep.observe.clock import sample_count as module
-from samestep.observe.clock import step_reader
-from samestep.observe.clock.sample_count import COUNTING, LoadedSamples, LoaderHook, StepCounts
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe import sample_count as module
+from samestep.observe import step_reader
+from samestep.observe.sample_count import COUNTING, LoadedSamples, LoaderHook, StepCounts
+from samestep.observe.step_clock import ScriptClock
 from support.clocked_scripts import ticking_phases
 
 

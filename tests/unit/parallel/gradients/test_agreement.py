@@ -1,8 +1,17 @@
 """The checksum of weights depends on all bits, names and types."""
 
 import torch
+from torch import nn
 
-from samestep.parallel.gradients.weight_checksum import weights_sha256
+from samestep.parallel.gradients.agreement import sparse_weights, weights_sha256
+
+
+def test_the_weights_of_sparse_embeddings_are_found():
+    model = nn.ModuleDict(
+        {"a": nn.Embedding(3, 2, sparse=True), "b": nn.Embedding(3, 2), "c": nn.Linear(2, 2)}
+    )
+    assert list(sparse_weights(model)) == ["a.weight"]
+    assert list(sparse_weights(nn.EmbeddingBag(3, 2, sparse=True))) == ["weight"]
 
 
 def test_the_checksum_depends_on_every_bit_name_and_dtype_but_not_on_the_order():

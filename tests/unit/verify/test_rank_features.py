@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.hooks.random_draws import RngState
-from samestep.verify.neutral_modules import per_sample_randomness
+from samestep.verify.rank_features import per_sample_randomness
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
 DRAWS = {

@@ -24,8 +24,8 @@ from samestep.base.units import counted, seconds_text
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, named, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
-from samestep.observe.clock.clock_file import ClockOptions
-from samestep.observe.clock.communication import ModelInfo
+from samestep.observe.clock_file import ClockOptions
+from samestep.observe.communication import ModelInfo
 
 
 class SampleCounter:

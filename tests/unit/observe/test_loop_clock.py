@@ -1,8 +1,8 @@
 """A step clock splits all time of a step into phases."""
 
 from samestep.base.step_phases import ALL
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.instants import HostInstants
+from samestep.observe.step_reader import LoopClock
 
 
 def test_phases_of_a_step_add_up_and_the_next_step_begins_at_its_end():

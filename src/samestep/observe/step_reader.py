@@ -14,10 +14,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
-from samestep.observe.clock.communication import DdpInfo, ModelInfo
-from samestep.observe.clock.cpu_contention import CpuUse
-from samestep.observe.clock.instants import ClockedStep, DeviceInstants, HostInstants, Instants, Phases
-from samestep.observe.clock.sample_count import LoadedSamples, SampleCounter
+from samestep.observe.communication import DdpInfo, ModelInfo
+from samestep.observe.instants import (
+    ClockedStep,
+    CpuUse,
+    DeviceInstants,
+    HostInstants,
+    Instants,
+    Phases,
+)
+from samestep.observe.sample_count import LoadedSamples, SampleCounter
 
 Log: TypeAlias = list[Any]
 """The three items of an entry are appended in one operation, because another thread reads the list."""

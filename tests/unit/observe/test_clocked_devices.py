@@ -14,11 +14,11 @@ from torch import nn
 
 from samestep.base.place import Place
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.observe.clock import instants as measured
-from samestep.observe.clock import step_clock
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.instants import DeviceInstants, HostInstants
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe import instants as measured
+from samestep.observe import step_clock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.instants import DeviceInstants, HostInstants
+from samestep.observe.step_clock import ScriptClock
 from support.clocked_scripts import loader
 
 DEVICE = "meta"

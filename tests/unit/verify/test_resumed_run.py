@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from samestep.verify.resumed_causes import Resumption, resumed_causes, with_optimizers_of
+from samestep.verify.resumed_run import Resumption, resumed_causes, with_optimizers_of
 from samestep.verify.run_record import RunRecord
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
 

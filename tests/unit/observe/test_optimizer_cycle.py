@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samestep.observe.clock.step_clock import MAX_CYCLE, OptimizerCycle
+from samestep.observe.step_clock import MAX_CYCLE, OptimizerCycle
 
 
 def ends(order):

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.place import Place
-from samestep.observe.clock import sample_count, step_clock
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.communication import DdpInfo, ModelInfo
-from samestep.observe.clock.cpu_contention import CpuUse
-from samestep.observe.clock.instants import ClockedStep, HostInstants
-from samestep.observe.clock.step_clock import ScriptClock
-from samestep.observe.clock.step_reader import CpuInstant, StepReader
+from samestep.observe import sample_count, step_clock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.communication import DdpInfo, ModelInfo
+from samestep.observe.instants import ClockedStep, CpuUse, HostInstants
+from samestep.observe.step_clock import ScriptClock
+from samestep.observe.step_reader import CpuInstant, StepReader
 from support.clocked_scripts import loader, plain, train
 
 MODEL = ModelInfo(frozenset({1}), "", ())

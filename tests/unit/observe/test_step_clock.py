@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock_file import ClockFile, ClockOptions
 from support.clocked_scripts import loader, plain, spent, train
 
 

@@ -1,4 +1,4 @@
-"""CPU delays of backward are communication, except for the share of other processes; sleep is none."""
+"""The marks of a step that never ends have bounded memory."""
 
 from pathlib import Path
 
@@ -6,17 +6,38 @@ import pytest
 import torch.distributed as dist
 
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.base.step_phases import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER, OTHER
-from samestep.observe.clock import cpu_contention as module
-from samestep.observe.clock import instants as phases_module
-from samestep.observe.clock.cpu_contention import (
+from samestep.base.step_phases import BACKWARD, DATA, EXCHANGE, FORWARD, OPTIMIZER, OTHER, TO_DEVICE
+from samestep.observe import instants
+from samestep.observe.instants import (
+    ClockedStep,
     ContentionEstimator,
     CpuUse,
+    HostInstants,
+    Phases,
     ThreadCpuClock,
     thread_cpu_clock,
 )
-from samestep.observe.clock.instants import ClockedStep, HostInstants, Phases
-from support.clocked_scripts import loader, plain, train
+from support.clocked_scripts import loader, plain, ticking_phases, train
+
+
+def line(marks):
+    return ClockedStep(0, marks, 4, evaluated=False).line(HostInstants(), ContentionEstimator())
+
+
+def test_marks_of_a_step_that_never_ends_are_dropped_and_its_time_is_kept(monkeypatch):
+    monkeypatch.setattr(instants, "MAX_MARKS", 20)
+    seen = ticking_phases()(0.0)
+    for _ in range(100):
+        seen.switch(DATA)
+        seen.mark(TO_DEVICE)
+        seen.switch(OTHER)
+    seen.switch(BACKWARD)
+    marks, _ = seen.cut()
+    assert len(marks) <= 22
+    written = line(marks)
+    assert (marks[1], written["seconds"], written[BACKWARD]) == (0.0, 302.0, 1.0)
+    seen.switch(DATA)
+    assert line(seen.cut()[0])[DATA] == 1.0
 
 
 def seconds(**spent):
@@ -109,9 +130,9 @@ def test_the_cpu_time_of_each_computing_phase_is_counted_once():
     for phase in (FORWARD, BACKWARD, EXCHANGE, OPTIMIZER):
         phases.cpu = next(reading, phases.cpu)
         phases.switch(phase)
-    assert module.cpu_use(phases.cut()[1]) == had((2.0, 0.5), (1.0, 0.0))
+    assert instants.cpu_use(phases.cut()[1]) == had((2.0, 0.5), (1.0, 0.0))
     phases.begin_readings()
-    assert module.cpu_use(phases.cut()[1]) == had((0.0, 0.0), (0.0, 0.0))
+    assert instants.cpu_use(phases.cut()[1]) == had((0.0, 0.0), (0.0, 0.0))
     assert phases.cut()[1] is None
 
 
@@ -130,7 +151,7 @@ def test_delays_during_communication_are_counted_once():
 
 
 def test_readings_of_a_step_that_never_ends_are_dropped(monkeypatch):
-    monkeypatch.setattr(phases_module, "MAX_MARKS", 20)
+    monkeypatch.setattr(instants, "MAX_MARKS", 20)
     phases = Phases(0.0)
     phases.begin_readings()
     for _ in range(100):
@@ -148,13 +169,13 @@ def test_a_step_without_readings_gets_the_share_of_sampled_steps():
 
 
 def test_the_first_steps_and_then_every_sixteenth_are_sampled():
-    assert [step for step in range(-3, 33) if module.is_sampled(step)] == [*range(-3, 8), 16, 32]
+    assert [step for step in range(-3, 33) if instants.is_sampled(step)] == [*range(-3, 8), 16, 32]
 
 
-@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
+@pytest.mark.skipif(not instants._SCHEDSTAT.exists(), reason="this system has no such count")
 def test_the_delay_is_read_from_schedstat_of_this_thread():
     def counted():
-        return int(module._SCHEDSTAT.read_text().split()[1]) / 1e9
+        return int(instants._SCHEDSTAT.read_text().split()[1]) / 1e9
 
     clock = ThreadCpuClock()
     before, reading, after = counted(), clock(), counted()
@@ -163,7 +184,7 @@ def test_the_delay_is_read_from_schedstat_of_this_thread():
 
 
 def test_without_schedstat_only_measured_waits_are_communication(clock, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "_SCHEDSTAT", tmp_path / "none")
+    monkeypatch.setattr(instants, "_SCHEDSTAT", tmp_path / "none")
     assert thread_cpu_clock() is None
 
     def script():
@@ -179,7 +200,7 @@ def test_without_schedstat_only_measured_waits_are_communication(clock, monkeypa
     assert [line["exposed_sync"] for line in lines] == [2, 2]  # in the hook, and when backward is at its end
 
 
-@pytest.mark.skipif(not module._SCHEDSTAT.exists(), reason="this system has no such count")
+@pytest.mark.skipif(not instants._SCHEDSTAT.exists(), reason="this system has no such count")
 def test_schedstat_is_closed_with_the_clock():
     clock = ThreadCpuClock()
     file = Path(f"/proc/self/fd/{clock._file}")

@@ -29,8 +29,8 @@ from samestep.hooks import declarations
 from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import Listener, OnExit, subscribed, uncompiled
-from samestep.observe.clock.clock_file import ClockOptions
-from samestep.observe.clock.communication import (
+from samestep.observe.clock_file import ClockOptions
+from samestep.observe.communication import (
     COLLECTIVES,
     INLINE,
     DdpInfo,
@@ -39,15 +39,19 @@ from samestep.observe.clock.communication import (
     communication_observed,
     is_python_thread,
 )
-from samestep.observe.clock.cpu_contention import (
+from samestep.observe.instants import (
+    ClockedStep,
     ContentionEstimator,
+    DeviceInstants,
+    HostInstants,
+    Instants,
     ThreadCpuClock,
+    is_captured,
     is_sampled,
     thread_cpu_clock,
 )
-from samestep.observe.clock.instants import ClockedStep, DeviceInstants, HostInstants, Instants, is_captured
-from samestep.observe.clock.sample_count import MAX_BATCHES, LoaderHook, size_of
-from samestep.observe.clock.step_reader import CpuInstant, Log, StepReader
+from samestep.observe.sample_count import MAX_BATCHES, LoaderHook, size_of
+from samestep.observe.step_reader import CpuInstant, Log, StepReader
 from samestep.parallel.gradients.synchronizer import GradientSynchronizer
 
 MAX_CYCLE = 100
