@@ -34,6 +34,7 @@ from samestep.verify.run_length import (
 )
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.script_findings import (
+    UNMATCHED,
     baseline_findings,
     is_conclusive,
     not_compared,
@@ -95,16 +96,15 @@ class GoldenVerification:
             of_initial = _initial_weights(golden, aligned)
             comparison = Comparison(golden.run, folded(aligned), golden.control)
         except UnmatchedParametersError:
-            missing["parameters"] = "parameter or gradient (those of the runs cannot be matched)"
+            missing["parameters"] = UNMATCHED
             bare = golden.without_parameters()
             comparison = Comparison(bare.run, drop_parameters(run), bare.control)
         has_other_torch = golden.origin.machine.get("torch") != described_machine()["torch"]
         changes = [*_changes(golden.run.facts, run.facts, run.size, has_other_torch), *of_initial]
         findings = _without_consequences(causes(comparison), changes)
         findings = _of_another_machine(findings, golden, comparison, self.script)
-        if not (changes or findings) and (nothing := nothing_compared(comparison)) is not None:
-            findings = [nothing]
-        row = row_of(comparison, [*changes, *findings, *notes_of(run)])
+        findings = [*changes, *findings] or nothing_compared(comparison)
+        row = row_of(comparison, [*findings, *notes_of(run)])
         missing |= {**not_reached(golden.run), **not_compared(comparison)}
         return Report(
             rows=[row], findings=[], steps=golden.run.steps, not_compared=missing, reference="golden"

@@ -22,7 +22,7 @@ from samestep.base.errors import UsageError
 from samestep.base.units import counted
 from samestep.launch.job import Program
 from samestep.verify.causes import causes
-from samestep.verify.compare import SAME_RATE, Comparison, rounding_of
+from samestep.verify.compare import Comparison, are_same_rates, rounding_of
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
 from samestep.verify.printed_lines import last_lines, without_summary
 from samestep.verify.rank_features import exceptions_of
@@ -38,6 +38,7 @@ from samestep.verify.run_length import (
 )
 from samestep.verify.run_record import RunRecord, relative, same_samples
 from samestep.verify.script_findings import (
+    UNMATCHED,
     baseline_findings,
     is_conclusive,
     not_compared,
@@ -148,13 +149,12 @@ class ResumedVerification:
             usual, resumed, control = align_parameters(usual, resumed, control)
         except UnmatchedParametersError:
             usual, resumed, control = map(drop_parameters, (usual, resumed, control))
-            missing["parameters"] = "parameter or gradient (those of the runs cannot be matched)"
+            missing["parameters"] = UNMATCHED
         resumption = Resumption(
             replace(usual, origin="uninterrupted"), resumed, control, ended_after=ended.steps
         )
         comparison, findings = resumption.comparison, resumed_causes(resumption)
-        if not findings and (nothing := nothing_compared(comparison, even_without_steps=True)) is not None:
-            findings = [nothing]
+        findings = findings or nothing_compared(comparison, even_without_steps=True)
         return row_of(comparison, findings), {**missing, **not_compared(comparison)}
 
 
@@ -522,11 +522,11 @@ def _rate(resumption: Resumption) -> Finding | None:
     equal = (
         index
         for index, rates in enumerate(usual)
-        if resumption.usual.at(index).optimizer == optimizer and _are_equal(rates, here)
+        if resumption.usual.at(index).optimizer == optimizer and are_same_rates(rates, here)
     )
     of_step = next(equal, None)
     pairs = enumerate(zip(here, usual[step], strict=False))
-    group = next((number for number, (rate, expected) in pairs if not _are_equal([rate], [expected])), 0)
+    group = next((number for number, (rate, expected) in pairs if not are_same_rates([rate], [expected])), 0)
     where = "" if of_step is None else f", which is that of step {of_step}"
     return _finding(
         resumption,
@@ -535,10 +535,6 @@ def _rate(resumption: Resumption) -> Finding | None:
         f"{usual[step][group]:g}.",
         step,
     )
-
-
-def _are_equal(rates: Sequence[float], usual: Sequence[float]) -> bool:
-    return len(rates) == len(usual) and bool(np.allclose(rates, usual, rtol=SAME_RATE, atol=0))
 
 
 def _optimizer(resumption: Resumption) -> Finding | None:

@@ -23,6 +23,8 @@ from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode, Row
 
 _NUMBERS = re.compile(r"\d{2,}")  # dates and times; the rank is one digit of most names
 _SHOWN = 3  # number of files in the message about them
+UNMATCHED = "parameter or gradient (those of the runs cannot be matched)"
+"""What is not compared if the parameters of two runs differ."""
 
 
 def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
@@ -139,7 +141,7 @@ def not_compared(comparison: Comparison) -> dict[NotCompared, str]:
     return missing
 
 
-def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False) -> Finding | None:
+def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False) -> list[Finding]:
     """Return the finding that neither losses nor parameters can be compared, if that is so."""
     steps = range(comparison.steps)
     if (
@@ -147,11 +149,9 @@ def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False
         or _has_loss(comparison)
         or any(comparison.reference.at(step).after for step in steps)
     ):
-        return None
-    return comparison.finding(
-        "not-compared",
-        "neither the loss nor the parameters of the runs can be compared, so nothing is proven.",
-    )
+        return []
+    message = "neither the loss nor the parameters of the runs can be compared, so nothing is proven."
+    return [comparison.finding("not-compared", message)]
 
 
 def row_of(comparison: Comparison, findings: Sequence[Finding]) -> Row:

@@ -40,6 +40,7 @@ from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, W
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
 from samestep.verify.script_findings import (
+    UNMATCHED,
     baseline_findings,
     is_conclusive,
     not_compared,
@@ -80,7 +81,6 @@ class Verification:
     _limit: int | None = field(init=False, default=None)
     # what runs on several workers did not record
     _missing: dict[NotCompared, str] = field(init=False, default_factory=dict)
-    _unmatched: bool = field(init=False, default=False)  # whether parameters of two runs cannot be matched
 
     def run(self) -> Report:
         """Execute all runs and compare them.
@@ -107,8 +107,6 @@ class Verification:
             return Report(rows=[], findings=self._of_reference, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = {**not_reached(reference), **self._missing}
-        if self._unmatched:
-            missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
         return Report(rows=rows, findings=self._of_reference, steps=reference.steps, not_compared=missing)
@@ -132,8 +130,7 @@ class Verification:
         if not findings and run.failure is None:
             of_order += self._of_hashes(size, comparison)
         self._missing |= not_compared(comparison)
-        if not findings and (nothing := nothing_compared(comparison)) is not None:
-            findings = [nothing]
+        findings = findings or nothing_compared(comparison)
         exceptions: list[Finding] = []
         if faults_of(findings) and run.failure is None:
             findings, exceptions = self._without(exceptions_of(comparison), size, findings)
@@ -186,12 +183,11 @@ class Verification:
             whole = joined_parts(reference, run)
             comparison = Comparison(*align_parameters(reference, whole, control, drops=True))
         except UnmatchedParametersError:
-            self._unmatched = True
+            self._missing["parameters"] = UNMATCHED
             return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
         if comparison.run.has_unmatched:
-            self._missing["parameters"] = (
-                "parameter of which ranks hold parts that do not join to that of one worker"
-            )
+            lost = "parameter of which ranks hold parts that do not join to that of one worker"
+            self._missing.setdefault("parameters", lost)
         return comparison
 
     def _is_other_time(self, reference: RunRecord, run: RunRecord) -> bool:

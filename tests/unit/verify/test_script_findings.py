@@ -116,14 +116,14 @@ def compared(**quantities):
 
 
 def test_runs_without_loss_and_parameters_are_inconclusive():
-    nothing = nothing_compared(compared())
+    (nothing,) = nothing_compared(compared())
     assert (nothing.cause, nothing.gravity, nothing.workers) == ("not-compared", "inconclusive", 2)
     assert verdict_of([nothing]) == "inconclusive"
 
 
 @pytest.mark.parametrize("known", [{"losses": [0.5]}, {"parameters": [1.0]}])
 def test_either_the_loss_or_the_parameters_can_be_compared(known):
-    assert nothing_compared(compared(**known)) is None
+    assert nothing_compared(compared(**known)) == []
 
 
 def test_a_loss_that_one_run_lacks_is_not_compared():

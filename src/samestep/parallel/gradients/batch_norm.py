@@ -458,13 +458,8 @@ def raise_now(has_failed: Tensor, message: str) -> None:
         raise UsageError(message)
 
 
-def global_forward(
-    module: BatchNorm, batch: Tensor, *, world: Ranks, refuse: Callable[[Tensor, str], None] = raise_now
-) -> Tensor:
-    """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this.
-
-    `refuse` gets the message of an error, and whether it has occurred, as a boolean on the device.
-    """
+def global_forward(module: BatchNorm, batch: Tensor, *, world: Ranks) -> Tensor:
+    """Run a batch norm on this rank's shard with the statistics of the global batch; all ranks call this."""
     if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
@@ -472,7 +467,7 @@ def global_forward(
         count, mean, var = _combine(world, _local_moments(batch))
     # A rank with more values does not read `count`, and so does not wait for its device.
     if batch.numel() <= batch.shape[1]:
-        refuse(
+        raise_now(
             count[0] <= 1,
             f"batch norm in training needs more than one value per channel, and the global batch has at most "
             f"1 (this rank's shard: {list(batch.shape)}). Use a larger batch, or eval().",
