@@ -56,7 +56,7 @@ from samestep.launch.source.classify import ScriptKind
 from samestep.launch.source.launcher_variables import values_at, values_beside
 from samestep.launchers.detect import detect
 from samestep.launchers.processors import bind, guess_sharing, thread_variables
-from samestep.launchers.registry import RANK_VARIABLES
+from samestep.launchers.registry import RANK_VARIABLES, SAMESTEP
 from samestep.observe.clock_file import ClockOptions, Kind, has_recorded_its_steps, has_steps
 from samestep.run.decision import (
     TRAINS_ALONE,
@@ -275,6 +275,9 @@ def _run_here(decision: Decision, join: Join) -> NoReturn:
 
 def run_monitored(decision: Decision, work: Callable[[], None]) -> None:
     """Call `work` in this process, which a launcher started as a worker, under the watchdog."""
+    if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
+        work()
+        return
 
     def run() -> Ending:
         work()

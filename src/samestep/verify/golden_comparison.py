@@ -148,7 +148,11 @@ def _changes(golden: Facts, here: Facts, size: int, has_other_torch: bool) -> li
     modules_of_both = _by_place(golden.modules), _by_place(here.modules)
     settings_of_both = _by_name(golden.optimizers), _by_name(here.optimizers)
     if has_other_torch:
-        modules_of_both = _with_common_arguments(*modules_of_both)
+        in_golden, in_run = modules_of_both
+        modules_of_both = (
+            _without_other_arguments(in_golden, in_run),
+            _without_other_arguments(in_run, in_golden),
+        )
         settings_of_both = _common(*settings_of_both)
     modules = _changed_texts(*modules_of_both)
     dropped = [change for change in modules if "Dropout" in change]
@@ -176,14 +180,8 @@ def _common(golden: Mapping[str, str], here: Mapping[str, str]) -> tuple[dict[st
     }
 
 
-def _with_common_arguments(
-    golden: Mapping[str, str], here: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return settings of modules without the arguments that only one of the two has."""
-    return _without_other_arguments(golden, here), _without_other_arguments(here, golden)
-
-
 def _without_other_arguments(modules: Mapping[str, str], known_modules: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of modules without the arguments that those of the other run do not have."""
     kept = {}
     for name, text in modules.items():
         known = {argument[1] for argument in _ARGUMENT.finditer(known_modules.get(name, text))}

@@ -20,7 +20,6 @@ import numpy as np
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.launch.job import Program
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison, are_same_rates, rounding_of
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
@@ -52,6 +51,7 @@ from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
 EndedBy: TypeAlias = Literal["stop", "term", "kill"]
 SIGNALS: Mapping[EndedBy, int] = {"stop": 0, "term": signal.SIGTERM, "kill": signal.SIGKILL}
 """The signal that ends a run; 0 for none, as where the step clock ends it without Python's cleanup."""
+_FILES = "files-of-the-ended-run"
 _MORE_STEPS = 50
 """Steps that a script may take after SIGTERM, to save a checkpoint where it can."""
 
@@ -107,10 +107,6 @@ class ResumedVerification:
             UntilEvaluatedAfter(steps), limit_of_runs(4), least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS
         )
 
-    @property
-    def _files(self) -> str:
-        return "files-of-the-ended-run"
-
     def _ended(self, size: int) -> RunRecord:
         """Run the script and end it.
 
@@ -123,7 +119,7 @@ class ResumedVerification:
             f"ended after step {self.steps - 1}",
             length=EndedAfter(self.steps, _MORE_STEPS),
             ended_by=SIGNALS[self.ended_by],
-            files=self.runs.scratch / self._files,
+            files=self.runs.scratch / _FILES,
         )
         if ended.steps < self.steps:
             require_end(ended, self.script, "before it is ended")
@@ -136,10 +132,10 @@ class ResumedVerification:
         self, size: int, usual: RunRecord, control: RunRecord, ended: RunRecord
     ) -> tuple[Row, dict[NotCompared, str]]:
         """Return the comparison of a resumed run, and what was not compared."""
-        files = self.runs.scratch / f"{self._files}-{size}"
-        shutil.copytree(self.runs.scratch / self._files, files, symlinks=True)
+        files = self.runs.scratch / f"{_FILES}-{size}"
+        shutil.copytree(self.runs.scratch / _FILES, files, symlinks=True)
         program = self.script.program
-        again = replace(self.script, program=_with_arguments(program, self.arguments))
+        again = replace(self.script, program=replace(program, args=(*program.args, *self.arguments)))
         more = LEAST_STEPS if usual.facts.ended == "end" else 0  # to find that it does not end
         length = FixedLength(usual.steps + more)
         resumed = self.runs.run(again, size, "resumed", length=length, files=files)
@@ -156,10 +152,6 @@ class ResumedVerification:
         comparison, findings = resumption.comparison, resumed_causes(resumption)
         findings = findings or nothing_compared(comparison, even_without_steps=True)
         return row_of(comparison, findings), {**missing, **not_compared(comparison)}
-
-
-def _with_arguments(program: Program, arguments: Sequence[str]) -> Program:
-    return replace(program, args=(*program.args, *arguments))
 
 
 _OF_PRINTS = ("printed", "local-metric")
