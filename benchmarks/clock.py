@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.base.place import Place
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.step_clock import ScriptClock
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.training.networks import ConvNet
 

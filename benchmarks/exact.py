@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from samestep.base.place import Place
 from samestep.parallel.exact.logical_shards import Exact
+from samestep.parallel.gradients.agreement import weights_sha256
 from samestep.parallel.gradients.replicate import BatchNormMode, replicate
-from samestep.parallel.gradients.weight_checksum import weights_sha256
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import SoloWorld, World
 from samestep.training.networks import build

@@ -18,7 +18,7 @@ from itertools import product
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.step_reader import loop_clock
+from samestep.observe.step_reader import loop_clock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samestep.parallel.gradients.weight_checksum import weights_sha256
+from samestep.parallel.gradients.agreement import weights_sha256
 from samestep.parallel.sharding import epoch_order
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import run_command
-from samestep.parallel.gradients.weight_checksum import weights_sha256
+from samestep.parallel.gradients.agreement import weights_sha256
 from samestep.training.checkpoint.read import read
 from support import commands
 from support.commands import DEADLINE_S, finish

@@ -10,8 +10,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.step_clock import ScriptClock
 from samestep.ranks.hang.flight_recorder import OWN_COLLECTIVES
 
 STEPS = 4

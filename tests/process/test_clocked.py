@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.communication import MIN_ELEMENTS
-from samestep.observe.clock.cpu_contention import thread_cpu_clock
-from samestep.observe.clock.step_clock import ScriptClock
-from samestep.observe.clock.step_reader import StepReader
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.communication import MIN_ELEMENTS
+from samestep.observe.instants import thread_cpu_clock
+from samestep.observe.step_clock import ScriptClock
+from samestep.observe.step_reader import StepReader
 from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 3
@@ -35,7 +35,7 @@ class KeepingReader(StepReader):
 
 def clocked(place, folder, script, *, overlaps=False):
     """Return the phases of the last step of a script, in order, and the samples of each step."""
-    from samestep.observe.clock import step_clock as module
+    from samestep.observe import step_clock as module
 
     KEPT.clear()
     module.StepReader, found = KeepingReader, module.StepReader

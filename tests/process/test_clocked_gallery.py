@@ -16,8 +16,8 @@ from samestep.autopilot.script.options import Options
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.launch.job import Program
 from samestep.launch.local.hosting import host
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.step_clock import ScriptClock
 from support.script_runner import restored_process_state
 
 STYLES = ("accumulation.py", "amp_scaler.py", "checkpointed.py", "gan.py", "lbfgs.py")

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions
+from samestep.observe.step_clock import ScriptClock
 from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 2

@@ -7,7 +7,7 @@ import pytest
 
 from samestep.base.errors import UsageError
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock_file import ClockOptions
 from samestep.training.recipes.request import Request
 from samestep.training.recipes.resolve import resolve
 from samestep.training.recipes.run_recipe import clocked, run_recipe

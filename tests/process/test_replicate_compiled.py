@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from samestep.base.errors import UsageError
-from samestep.parallel.gradients import ddp
 from samestep.parallel.gradients.replicate import replicate
 
 SIZE = 2
@@ -62,7 +61,7 @@ def test_compiled_models_take_the_serial_steps(processes, order):
 def compressed(world, compress):
     model = conv_net()
     with pytest.MonkeyPatch.context() as patch:  # this process of the pool serves other tests too
-        patch.setattr(ddp, "POWERSGD_AFTER", 2)
+        patch.setattr("samestep.parallel.gradients.replicate.POWERSGD_AFTER", 2)
         with replicate(model, world, sync="ddp", batch_norm="local", compress=compress):
             return train(model, model, rank=world.place.rank, size=SIZE, steps=8)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from samestep.base.errors import OutOfStep, UsageError
-from samestep.parallel.gradients import weight_checksum
+from samestep.parallel.gradients import agreement
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
 from support.backward_cases import network, plain, samples
@@ -131,26 +131,26 @@ def test_a_change_of_one_element_always_changes_the_checksum(octets, dtype, data
     other[place] = data.draw(
         st.integers(0, 1 if dtype == torch.bool else 255).filter(lambda n: n != octets[place])
     )
-    assert weight_checksum.checksum(octets.view(dtype)) != weight_checksum.checksum(other.view(dtype))
+    assert agreement.checksum(octets.view(dtype)) != agreement.checksum(other.view(dtype))
 
 
 @given(st.permutations(range(6)))
 def test_the_checksum_depends_on_the_order(order):
     numbers = torch.arange(6.0)
-    assert (weight_checksum.checksum(numbers[order]) == weight_checksum.checksum(numbers)) == (
+    assert (agreement.checksum(numbers[order]) == agreement.checksum(numbers)) == (
         list(order) == list(range(6))
     )
 
 
 def test_the_checksum_is_of_logical_order_and_depends_on_it_across_pieces(monkeypatch):
     numbers = torch.arange(12.0).view(3, 4)
-    assert weight_checksum.checksum(numbers.t().contiguous().t()) == weight_checksum.checksum(numbers)
-    monkeypatch.setattr(weight_checksum, "_PIECE", 5)
+    assert agreement.checksum(numbers.t().contiguous().t()) == agreement.checksum(numbers)
+    monkeypatch.setattr(agreement, "_PIECE", 5)
     swapped = numbers.view(-1)[[5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 10, 11]]
-    assert weight_checksum.checksum(swapped) != weight_checksum.checksum(numbers)
+    assert agreement.checksum(swapped) != agreement.checksum(numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_flipped_signs_do_not_cancel(dtype):
     numbers = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert weight_checksum.checksum(-numbers) != weight_checksum.checksum(numbers)
+    assert agreement.checksum(-numbers) != agreement.checksum(numbers)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.instants import HostInstants
+from samestep.observe.step_reader import LoopClock
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.instants import HostInstants
+from samestep.observe.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import SoloWorld

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.observe.clock.instants import Phases
+from samestep.observe.instants import Phases
 
 
 def spent(line):

@@ -103,9 +103,9 @@ def _detect(env):
     from samestep.launchers.detect import detect, refuse_incomplete
     from samestep.launchers.detect_task import open_mpi_first, refuse_pods
     from samestep.launchers.processors import guess_sharing, passed_threads, threads_per_rank
-    from samestep.launchers.slurm_capacity import slurm_capacity
     from samestep.ranks.rendezvous.endpoint import choose
     from samestep.run.rerun import allocation
+    from samestep.scaling.sweep.local_runs import slurm_capacity
 
     found = detect(env)
     place = found.place

@@ -45,7 +45,7 @@ ON_HOST = {
 CHECKS = {
     "autopilot/equivalence/": "equivalence checks and sample checks",
     "autopilot/split/short_calls.py": "calls that are timed",
-    "parallel/gradients/weight_checksum.py": "the comparison of weights, at intervals",
+    "parallel/gradients/agreement.py": "the comparison of weights, at intervals",
 }
 """Code that may wait, and lets code that it calls wait, by its path in the package, with the reason."""
 _TORCH = str(Path(torch.__file__).parent)

@@ -6,9 +6,9 @@ import pytest
 
 from samestep.base.place import Place
 from samestep.base.step_phases import ALL as STEP_PHASES
-from samestep.observe.clock import step_reader
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions, has_ended
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe import step_reader
+from samestep.observe.clock_file import ClockFile, ClockOptions, has_ended
+from samestep.observe.step_clock import ScriptClock
 from support.clocked_scripts import ticking_phases
 
 

@@ -18,9 +18,8 @@ from samestep.bench.figures import figures
 from samestep.cli.main import PACKAGES, VERBS
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
-from samestep.observe.clock.cpu_contention import ContentionEstimator
-from samestep.observe.clock.instants import ClockedStep, HostInstants
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.instants import ClockedStep, ContentionEstimator, HostInstants
+from samestep.observe.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import SYNCHRONIZERS
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.scaling.analysis.runs import MACHINE
@@ -72,7 +71,7 @@ def test_every_verb_in_the_readme_exists():
     [
         ("scaling", "scaling.analysis"),
         ("scaling", "scaling.sweep"),
-        ("observe", "observe.clock"),
+        ("observe", "observe"),
         ("ranks", "ranks.hang"),
         ("hooks", "hooks"),
     ],

@@ -15,8 +15,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.units import bytes_text
 from samestep.bench.figures import Spread, quartiles
-from samestep.bench.interleaving import in_rounds, rounds_within
-from samestep.bench.measurement import finisher
+from samestep.bench.measurement import finisher, in_rounds, rounds_within
 from samestep.bench.request import ALONE
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate

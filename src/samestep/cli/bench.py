@@ -18,7 +18,6 @@ from samestep.cli.options import launch, results
 from samestep.cli.options.declare import as_arguments, grouped, option
 from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
-from samestep.launchers.registry import SAMESTEP
 from samestep.run.decision import Decision, with_checks
 from samestep.run.execution import OWN_PROGRAM, bind_worker, decide_own, run_monitored, start_own
 
@@ -132,10 +131,7 @@ def _start_or_work(
     if isinstance(decision.plan, Spawn):
         exit_with(start_own(decision, arguments), as_json=as_json)
     bind_worker(decision, decision.detected.place)
-    if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
-        work()
-    else:
-        run_monitored(decision, work)
+    run_monitored(decision, work)
 
 
 def _measure_collective(request: Request, *, threads: int | None, as_json: bool) -> None:

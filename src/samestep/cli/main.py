@@ -16,7 +16,6 @@ from samestep.base import env
 from samestep.base.console import discard_output, open_standard_streams
 from samestep.base.errors import Error, UsageError
 from samestep.base.signals import end_by_interrupt_with, ended_by_interrupt, set_last_output
-from samestep.cli.empty_values import refuse_empty_values
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
 from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
 
@@ -378,3 +377,30 @@ def usage_text(error: typer.TyperException) -> str:
     option = message.partition(": ")[0].removeprefix("Invalid value for ").strip("'")
     expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
     return f"{option} is {first['input']!r}; give {expected}"
+
+
+_NAMED = ("target", "recipe", "model", "data")
+"""Parameters that are a script, a module or a name."""
+
+
+def refuse_empty_values(command: Any) -> None:
+    """Let a command, and those below it, refuse an empty text for a path, a script or another name."""
+    for parameter in command.params:
+        parameter.process_value = _refusing_empty(parameter, parameter.process_value)
+    for below in getattr(command, "commands", {}).values():
+        refuse_empty_values(below)
+
+
+def _refusing_empty(parameter: Any, process: Any) -> Any:
+    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
+
+    def checked(context: Any, value: Any) -> Any:
+        result = process(context, value)
+        items = value if isinstance(value, (list, tuple)) else [value]
+        results = result if isinstance(result, (list, tuple)) else [result]
+        is_file = parameter.name in _NAMED or any(isinstance(item, Path) for item in results)
+        if is_file and "" in items:
+            raise UsageError(f"{name} is empty; give a name, or leave it out.")
+        return result
+
+    return checked

@@ -1,6 +1,7 @@
 """Implements ``samestep run``, which runs a program on N workers, and the defaults of its options."""
 
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,8 @@ from samestep.base import env
 from samestep.base.config import read_toml, suggestion
 from samestep.base.console import inform, log
 from samestep.base.errors import UsageError
-from samestep.base.machine.accelerators import accelerator_count, workers_per_node
+from samestep.base.folders import user_cache
+from samestep.base.machine.accelerators import accelerator_count, can_have_accelerators, workers_per_node
 from samestep.base.machine.description import cpu_share
 from samestep.cli.options import launch, script_words
 from samestep.cli.options.declare import (
@@ -33,6 +35,7 @@ from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave
 from samestep.launch.local.output import check_writable
+from samestep.launch.plan import Spawn
 from samestep.launchers.detect import UNLAUNCHED, detect
 from samestep.run.decision import (
     Decision,
@@ -47,7 +50,6 @@ from samestep.run.decision import (
 )
 from samestep.run.execution import execute
 from samestep.run.rerun import allocation, rerun_in_allocation
-from samestep.run.scale_hint import scale_hint
 
 PROJECT = "pyproject.toml"
 _TABLE = "tool.samestep"
@@ -378,3 +380,46 @@ def _refuse_other_programs(job: Job, mode: str) -> None:
             f"-n auto is for serial scripts, whose training is the same on any number of workers, and "
             f"{program.target} was not detected as one. Give -n a number."
         )
+
+
+HINT_FILE = "scale-hint"
+"""The name of the file in the user's cache folder that records that the line was printed."""
+
+
+def scale_hint(decision: Decision) -> str:
+    """Return the line that names the command which compares several workers with one process, and record it.
+
+    Without samestep, one process computes on all cores, and can be as fast as several workers that share
+    them. The line is empty after the first time, where that cannot be recorded, where stderr is not a
+    terminal, for several nodes, and on a machine that can have GPUs unless the program was told to use the
+    CPU.
+    """
+    if not (_has_hint(decision) and sys.stderr.isatty() and _is_first_hint(user_cache() / HINT_FILE)):
+        return ""
+    program = decision.job.program
+    module = "-m " if program.kind == "module" else ""
+    command = f"samestep scale -n 1,{decision.size} {module}-- {shlex.join([program.target, *program.args])}"
+    return (
+        f"{command} measures whether {decision.size} workers are faster than one process with all of their "
+        "cores. This line is printed once."
+    )
+
+
+def _has_hint(decision: Decision) -> bool:
+    plan, program = decision.plan, decision.job.program
+    if not isinstance(plan, Spawn) or plan.nodes.count > 1 or decision.size == 1 or not decision.is_main:
+        return False
+    is_measurable = program.kind != "executable" and program.target != "samestep"
+    if not is_measurable or decision.starts_workers_alone:
+        return False
+    return decision.options.device == "cpu" or not can_have_accelerators()
+
+
+def _is_first_hint(record: Path) -> bool:
+    """Create the file `record`; return whether it is new."""
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.touch(exist_ok=False)
+    except OSError:  # it exists, or cannot be written
+        return False
+    return True

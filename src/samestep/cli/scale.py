@@ -11,7 +11,7 @@ import typer
 from samestep.autopilot.script.options import Options
 from samestep.base.console import inform
 from samestep.base.errors import UsageError
-from samestep.base.record import json_line
+from samestep.base.record import json_line, repository_of
 from samestep.base.units import check_hang_timeout
 from samestep.cli.main import application, usage_text
 from samestep.cli.options import launch, results, script_words
@@ -27,7 +27,6 @@ from samestep.cli.options.declare import (
 from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
-from samestep.launch.source.repository import repository_of
 from samestep.launchers.processors import checked as checked_binding
 from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME

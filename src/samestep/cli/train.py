@@ -34,7 +34,7 @@ from samestep.launch.job import Job
 from samestep.launch.plan import Spawn
 from samestep.launchers.processors import asked_threads
 from samestep.launchers.registry import SAMESTEP
-from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock_file import ClockOptions
 from samestep.report.page import write_figures
 from samestep.report.read_run import read_run
 from samestep.report.run_page import charts, write_report
@@ -159,10 +159,7 @@ def train(
     if isinstance(decision.plan, Spawn) and (decision.size > 1 or start.max_restarts):
         exit_with(_start(decision, request, resolved, recording, output), as_json=output.as_json)
     work = partial(_work, decision, resolved, clocking, output, threads=threads)
-    if decision.detected.launcher == SAMESTEP.name:  # it runs its workers under the watchdog already
-        work()
-    else:
-        run_monitored(decision, work)
+    run_monitored(decision, work)
 
 
 def _exit_if_finished(request: "Request", decision: Decision, *, as_json: bool) -> None:

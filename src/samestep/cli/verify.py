@@ -23,7 +23,7 @@ from samestep.base.folders import refuse_unwritable_file
 from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.machine.description import cpu_share, refuse_beyond_cores, refuse_beyond_memory
 from samestep.base.owned_folders import owned_folder, temporary_directory
-from samestep.base.record import json_line
+from samestep.base.record import json_line, repository_of
 from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results, script_words
@@ -33,7 +33,6 @@ from samestep.launch.job import Program
 from samestep.launch.local.child import Watch, unwatched
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
 from samestep.launch.source.launcher_variables import is_of_launcher
-from samestep.launch.source.repository import repository_of
 from samestep.launchers.detect import Detected
 from samestep.launchers.detect_task import detect_task
 from samestep.launchers.processors import thread_variables, threads_per_rank

@@ -12,6 +12,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -76,3 +77,13 @@ def stash(slot: _Slot) -> None:
     if sys.getrefcount(slot) == before:
         # Torch up to 2.6 takes no reference, but drops one when the thread ends: add that one.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(slot))
+
+
+@contextmanager
+def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of the calling thread in the block; restore its previous value after it."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

@@ -21,7 +21,7 @@ from samestep.base.units import format_ranks
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
-from samestep.parallel.gradients.weight_checksum import checksum, drift_message
+from samestep.parallel.gradients.agreement import checksum, drift_message
 from samestep.ranks.hang.script_position import current_line
 
 

@@ -31,7 +31,7 @@ from samestep.launchers.processors import (
     without_default_threads,
 )
 from samestep.launchers.processors import in_words as binding_text
-from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock_file import ClockOptions
 from samestep.ranks.world.banner import threads_text
 
 TRAINS_ALONE = (

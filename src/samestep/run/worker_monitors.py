@@ -34,10 +34,10 @@ from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
 from samestep.launch.source.launcher_variables import VariableRead
 from samestep.launchers.detect import detect
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Kind, has_ended
-from samestep.observe.clock.sample_count import COUNTING, StepCounts
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions, Kind, has_ended
+from samestep.observe.sample_count import COUNTING, StepCounts
 from samestep.observe.sanitizer import sanitizing
+from samestep.observe.step_clock import ScriptClock
 from samestep.ranks.hang.current_call import recorded_messages
 from samestep.ranks.hang.detection import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
 from samestep.ranks.hang.rank_status import ProcessGroupStore, State, StatusStore, Wait, inherited_store

@@ -20,7 +20,7 @@ from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.units import one_line
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import SAME_RATE, Comparison
+from samestep.verify.compare import Comparison, are_same_rates
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, differ, relative
 from samestep.verify.sample_causes import (
@@ -234,7 +234,7 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
         for run in (comparison.run, comparison.reference)
     )
     size, step = comparison.size, first.step
-    if all(_close(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
+    if all(are_same_rates(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
         return comparison.finding(
             "lr-times-n",
             f"the learning rate is {size} times that {comparison.where}.",
@@ -243,7 +243,7 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
         )
     for ahead in (0, size - 1):
         pairs = [(i, i * size + ahead) for i in range(len(here)) if i * size + ahead < len(usual)]
-        if len(pairs) > 1 and all(_close(here[i], usual[k]) for i, k in pairs):
+        if len(pairs) > 1 and all(are_same_rates(here[i], usual[k]) for i, k in pairs):
             return comparison.finding(
                 "schedule-n-times",
                 f"the learning rate of step {step} is that of step {step * size + ahead} "
@@ -266,7 +266,9 @@ def _weight_decay(comparison: Comparison) -> Finding | None:
         (comparison.run.at(step).weight_decays, comparison.reference.at(step).weight_decays)
         for step in range(comparison.steps)
     ]
-    if size == 1 or not all(any(usual) and _close(here, [size * b for b in usual]) for here, usual in pairs):
+    if size == 1 or not all(
+        any(usual) and are_same_rates(here, [size * b for b in usual]) for here, usual in pairs
+    ):
         return None
     here, usual = pairs[0]
     return comparison.finding(
@@ -508,10 +510,6 @@ def _vectors_differ(of_ranks: Sequence[Sequence[float]]) -> bool:
 def _rates(rates: Sequence[float]) -> str:
     """Return the distinct learning rates as text."""
     return ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates)) or "none"
-
-
-def _close(rates: Sequence[float], expected: Sequence[float]) -> bool:
-    return len(rates) == len(expected) and bool(np.allclose(rates, expected, rtol=SAME_RATE, atol=0))
 
 
 def _printed_number(comparison: Comparison) -> Finding | None:

@@ -24,7 +24,7 @@ _AT_FIRST = 2.0
 MOST = 0.3
 """Largest relative deviation that counts as rounding, unless the control deviates by more: a gradient that is
 the sum over two ranks deviates by 1, and one that is divided twice by 0.5."""
-SAME_RATE = 1e-9
+_SAME_RATE = 1e-9
 """Relative rounding of learning rates, which are computed in double precision; a slow schedule that steps N
 times as often changes them by more."""
 _SMALL_LOSS = 1e-3
@@ -126,9 +126,14 @@ def allowed_deviation(usual: float, floor: float) -> float:
     return max(floor, grown if usual > MOST else min(grown, MOST))
 
 
+def are_same_rates(rates: Sequence[float], expected: Sequence[float]) -> bool:
+    """Return whether learning rates are equal up to rounding."""
+    return len(rates) == len(expected) and bool(np.allclose(rates, expected, rtol=_SAME_RATE, atol=0))
+
+
 def _floor(quantity: str, reference: RunRecord, step: int) -> float:
     if quantity == "learning rate":
-        return SAME_RATE
+        return _SAME_RATE
     rounding = rounding_of(reference.facts.epsilon)
     if quantity != "update":
         return rounding

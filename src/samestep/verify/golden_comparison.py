@@ -13,7 +13,7 @@ import numpy as np
 
 from samestep.base.units import counted
 from samestep.verify.causes import causes
-from samestep.verify.compare import Comparison, largest, rounding_of
+from samestep.verify.compare import Comparison, rounding_of
 from samestep.verify.golden import (
     GoldenFile,
     GoldenRun,
@@ -24,7 +24,7 @@ from samestep.verify.golden import (
     initial_sketches,
 )
 from samestep.verify.parameter_alignment import UnmatchedParametersError, drop_parameters
-from samestep.verify.rank_exceptions import exceptions_of
+from samestep.verify.rank_features import exceptions_of
 from samestep.verify.run_length import (
     LEAST_STEPS_OF_RANKS,
     FixedLength,
@@ -34,24 +34,19 @@ from samestep.verify.run_length import (
 )
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.script_findings import (
-    INCONCLUSIVE,
+    UNMATCHED,
     baseline_findings,
+    is_conclusive,
     not_compared,
     not_reached,
     notes_of,
     nothing_compared,
+    row_of,
 )
-from samestep.verify.script_runs import (
-    Script,
-    ScriptRuns,
-    length_after,
-    limit_of_runs,
-    require_end,
-    require_steps,
-)
+from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import Facts
-from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
+from samestep.verify.verdict import Cause, Finding, NotCompared, Report
 
 _INITIAL = 8.0
 """Units in the last place, relative to a tensor's norm, by which two machines draw other initial weights."""
@@ -85,18 +80,11 @@ class GoldenVerification:
         length: RunLength = WithinTime(UntilEvaluated(), limit_of_runs(2))
         if self.steps is not None or not has_one_clock:  # ranks that decide for themselves could part
             length = FixedLength(self.steps or LEAST_STEPS_OF_RANKS, of_each=True)
-        where = f"on {counted(self.workers, 'worker')}"
-        reference = self.runs.run(self.script, self.workers, "golden run", length=length)
-        require_steps(reference, self.script, where)
-        if self.steps is None:
-            length = length_after(reference)
-        control = self.runs.run(self.script, self.workers, "gradients disturbed", length=length, disturb=True)
-        require_end(control, self.script, f"{where} when its gradients change by as little as rounding")
+        reference, control = self.runs.baseline(self.script, self.workers, "golden run", length=length)
         findings = [*baseline_findings(reference, control), *notes_of(reference)]
         missing = not_reached(reference)
         report = Report(rows=[], findings=findings, steps=reference.steps, not_compared=missing)
-        is_repeatable = not any(finding.cause in INCONCLUSIVE for finding in findings)
-        return golden_file(origin, reference, control) if is_repeatable else None, report
+        return golden_file(origin, reference, control) if is_conclusive(findings) else None, report
 
     def compare(self, golden: GoldenRun) -> Report:
         """Run the script once, and compare it with a golden run."""
@@ -108,22 +96,15 @@ class GoldenVerification:
             of_initial = _initial_weights(golden, aligned)
             comparison = Comparison(golden.run, folded(aligned), golden.control)
         except UnmatchedParametersError:
-            missing["parameters"] = "parameter or gradient (those of the runs cannot be matched)"
+            missing["parameters"] = UNMATCHED
             bare = golden.without_parameters()
             comparison = Comparison(bare.run, drop_parameters(run), bare.control)
         has_other_torch = golden.origin.machine.get("torch") != described_machine()["torch"]
         changes = [*_changes(golden.run.facts, run.facts, run.size, has_other_torch), *of_initial]
         findings = _without_consequences(causes(comparison), changes)
         findings = _of_another_machine(findings, golden, comparison, self.script)
-        if not (changes or findings) and (nothing := nothing_compared(comparison)) is not None:
-            findings = [nothing]
-        row = Row(
-            workers=run.size,
-            steps=comparison.steps,
-            deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None,
-            findings=[*changes, *findings, *notes_of(run)],
-        )
+        findings = [*changes, *findings] or nothing_compared(comparison)
+        row = row_of(comparison, [*findings, *notes_of(run)])
         missing |= {**not_reached(golden.run), **not_compared(comparison)}
         return Report(
             rows=[row], findings=[], steps=golden.run.steps, not_compared=missing, reference="golden"
@@ -167,7 +148,11 @@ def _changes(golden: Facts, here: Facts, size: int, has_other_torch: bool) -> li
     modules_of_both = _by_place(golden.modules), _by_place(here.modules)
     settings_of_both = _by_name(golden.optimizers), _by_name(here.optimizers)
     if has_other_torch:
-        modules_of_both = _with_common_arguments(*modules_of_both)
+        in_golden, in_run = modules_of_both
+        modules_of_both = (
+            _without_other_arguments(in_golden, in_run),
+            _without_other_arguments(in_run, in_golden),
+        )
         settings_of_both = _common(*settings_of_both)
     modules = _changed_texts(*modules_of_both)
     dropped = [change for change in modules if "Dropout" in change]
@@ -195,14 +180,8 @@ def _common(golden: Mapping[str, str], here: Mapping[str, str]) -> tuple[dict[st
     }
 
 
-def _with_common_arguments(
-    golden: Mapping[str, str], here: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return settings of modules without the arguments that only one of the two has."""
-    return _without_other_arguments(golden, here), _without_other_arguments(here, golden)
-
-
 def _without_other_arguments(modules: Mapping[str, str], known_modules: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of modules without the arguments that those of the other run do not have."""
     kept = {}
     for name, text in modules.items():
         known = {argument[1] for argument in _ARGUMENT.finditer(known_modules.get(name, text))}

@@ -27,10 +27,10 @@ from samestep.hooks.registry import attached_all, attached_to, wrapping
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
-from samestep.verify.neutral_modules import compresses, normalizes_alone
+from samestep.verify.model_parallel import Parts
 from samestep.verify.observers.check import Observer, after, on_first_gradient
 from samestep.verify.observers.loss_graphs import loss_divisors
-from samestep.verify.parts import Parts
+from samestep.verify.rank_features import compresses, normalizes_alone
 from samestep.verify.run_length import RunLength
 from samestep.verify.script_settings import module_settings, optimizer_settings
 from samestep.verify.tensor_summary import (

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
@@ -13,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+import cloudpickle
 
 from samestep.autopilot.files.folder_listings import ShuffledListings
 from samestep.autopilot.files.overlay_files import writing_to
@@ -26,22 +30,20 @@ from samestep.base.machine.accelerators import can_have_accelerators, only_first
 from samestep.base.polling import holds_within
 from samestep.launch.job import Job, Program
 from samestep.launch.local import local_backend
-from samestep.launch.local.child import Watch, entry_of
+from samestep.launch.local.child import Entry, Report, ReportPipe, Start, Watch, become, entry_of
 from samestep.launch.local.failure import Failure
 from samestep.launch.local.hosting import Ending
 from samestep.launch.local.local_backend import Outcome
 from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
-from samestep.verify.fresh_interpreter import in_fresh_interpreters
-from samestep.verify.model_parallel import grouped
+from samestep.verify.model_parallel import Parts, grouped
 from samestep.verify.module_recorder import ModuleRecorder
-from samestep.verify.neutral_modules import global_batch_norm, rank_features_disabled
 from samestep.verify.observers.check import Observer
 from samestep.verify.observers.rank_observers import SavedStates
 from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
-from samestep.verify.parts import Parts
 from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
+from samestep.verify.rank_features import global_batch_norm, rank_features_disabled
 from samestep.verify.run_length import ProgressLine, RunLength, Shown
 from samestep.verify.run_record import RunRecord, merged
 from samestep.verify.script_settings import recorded_dropouts
@@ -342,3 +344,32 @@ class _CapturedStdout:
             self.stream.flush()
         self._reader.seek(0)
         return self._reader.read().decode(errors="replace")
+
+
+def in_fresh_interpreters(entry: Entry, folder: Path) -> Entry:
+    """Return an entry that replaces the worker by a fresh interpreter with a hash seed of its own.
+
+    It runs `entry`, as `torchrun` would start it. The order of a set of texts, and the hash of a text, depend
+    on that seed, which forked ranks have in common.
+
+    Args:
+        entry: what a worker runs; its end is known by the exit code and by what it has recorded.
+        folder: for the files that tell a new interpreter what to run.
+    """
+
+    def run(start: Start, pipe: ReportPipe) -> Report:
+        del pipe  # which the new interpreter does not have
+        path = folder / f"entry-{start.place.rank}"
+        path.write_bytes(cloudpickle.dumps((entry, start)))
+        env.export({"PYTHONHASHSEED": str(start.place.rank + 1)})
+        code = f"from {__name__} import run_entry; run_entry()"
+        return become(Program(target=sys.executable, kind="executable", args=("-c", code, str(path))))
+
+    return run
+
+
+def run_entry() -> None:
+    """Run the entry that a file holds, and exit with its exit code."""
+    entry, start = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - of the worker that became this process
+    report = entry(start, ReportPipe.of(os.open(os.devnull, os.O_WRONLY)))
+    os._exit(report.ending.exit_code & 0xFF)

@@ -1,27 +1,30 @@
 """Collects what a verification reports besides differences between runs on one and on several workers.
 
-These are faults that a script has on one worker already, notes of the observers, and what was not compared.
+These are faults that two runs on the same number of workers show, notes of the observers, and what was not
+compared.
 """
 
 import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from samestep.base.units import counted
-from samestep.verify.compare import Comparison, Deviation, beginning, is_half
+from samestep.verify.compare import Comparison, Deviation, beginning, is_half, largest
 from samestep.verify.printed_lines import has_fractions
 from samestep.verify.run_record import RunRecord, same_samples
 from samestep.verify.sample_causes import REPEATED_EPOCHS, padding
 from samestep.verify.trace import Note, Place
-from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode
+from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode, Row
 
 _NUMBERS = re.compile(r"\d{2,}")  # dates and times; the rank is one digit of most names
 _SHOWN = 3  # number of files in the message about them
+UNMATCHED = "parameter or gradient (those of the runs cannot be matched)"
+"""What is not compared if the parameters of two runs differ."""
 
 
 def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:
@@ -138,7 +141,7 @@ def not_compared(comparison: Comparison) -> dict[NotCompared, str]:
     return missing
 
 
-def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False) -> Finding | None:
+def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False) -> list[Finding]:
     """Return the finding that neither losses nor parameters can be compared, if that is so."""
     steps = range(comparison.steps)
     if (
@@ -146,10 +149,20 @@ def nothing_compared(comparison: Comparison, *, even_without_steps: bool = False
         or _has_loss(comparison)
         or any(comparison.reference.at(step).after for step in steps)
     ):
-        return None
-    return comparison.finding(
-        "not-compared",
-        "neither the loss nor the parameters of the runs can be compared, so nothing is proven.",
+        return []
+    message = "neither the loss nor the parameters of the runs can be compared, so nothing is proven."
+    return [comparison.finding("not-compared", message)]
+
+
+def row_of(comparison: Comparison, findings: Sequence[Finding]) -> Row:
+    """Return the row of a report about a comparison and what it found."""
+    is_precision = any(finding.cause == "single-precision" for finding in findings)
+    return Row(
+        workers=comparison.size,
+        steps=comparison.steps,
+        deviations=largest(comparison.deviations),
+        is_rounding=comparison.first is None or is_precision,
+        findings=findings,
     )
 
 
@@ -160,8 +173,10 @@ def _has_loss(comparison: Comparison) -> bool:
 
 _SEED = "Seed every random generator with a constant: no comparison is possible until then."
 
-INCONCLUSIVE = ("unseeded", "unseeded-data")
-"""Causes after which no comparison is possible."""
+
+def is_conclusive(findings: Sequence[Finding]) -> bool:
+    """Return whether a script with such faults can be compared with other runs."""
+    return not any(finding.cause in ("unseeded", "unseeded-data") for finding in findings)
 
 
 def other_samples(reference: RunRecord, again: RunRecord) -> int | None:
@@ -173,48 +188,46 @@ def other_samples(reference: RunRecord, again: RunRecord) -> int | None:
 
 
 def baseline_findings(reference: RunRecord, control: RunRecord) -> list[Finding]:
-    """Return the faults of the script on one worker, from a run and one with disturbed gradients."""
+    """Return the faults of a script, from a run and one with disturbed gradients."""
+    size = reference.size
     findings = _unrepeatable(reference, control)
     losses = np.array([reference.losses(step)[0] for step in range(reference.steps)])
     if not np.any(losses):
         findings.append(
-            _script_fault("zero-loss", "the loss is zero in all steps, so equal runs prove nothing.", 0)
+            _script_fault(size, "zero-loss", "the loss is zero in all steps, so equal runs prove nothing.", 0)
         )
     known = [step for step in range(reference.steps) if reference.at(step).losses]
     nan = [step for step in known if np.isnan(reference.at(step).losses).any()]
     if nan and nan[-1] == known[-1]:
         findings.append(
-            _script_fault("nan-loss", "the last loss is NaN, so equal runs prove nothing.", nan[0])
+            _script_fault(size, "nan-loss", "the last loss is NaN, so equal runs prove nothing.", nan[0])
         )
     if reference.facts.repeated_epochs:
-        findings.append(_script_fault("no-set-epoch", REPEATED_EPOCHS))
+        findings.append(_script_fault(size, "no-set-epoch", REPEATED_EPOCHS))
     return findings
 
 
 def _unrepeatable(reference: RunRecord, control: RunRecord) -> list[Finding]:
     """Return the differences between the two runs that appear before the gradients are disturbed."""
+    size = reference.size
+    on = f"two runs on {counted(size, 'worker')}"
     if (step := other_samples(reference, control)) is not None:
         message = (
-            f"two runs on one worker use different samples in step {step}, so no comparison is possible. "
+            f"{on} use different samples in step {step}, so no comparison is possible. "
             "Seed the data and their order."
         )
-        return [_script_fault("unseeded-data", message, step)]
+        return [_script_fault(size, "unseeded-data", message, step)]
     if not control.steps:
         steps = counted(reference.steps, "step")
-        return [
-            _script_fault(
-                "unseeded", f"of two runs on one worker one has {steps}, the other 0 steps. {_SEED}", 0
-            )
-        ]
+        return [_script_fault(size, "unseeded", f"of {on} one has {steps}, the other 0 steps. {_SEED}", 0)]
     deviations = [deviation for deviation in beginning(reference, control) if not deviation.is_rounding]
     if not deviations:
         return []
-    largest = max(deviations, key=lambda deviation: deviation.value)
-    return [_different_start(largest, reference, control)]
+    return [_different_start(max(deviations, key=lambda deviation: deviation.value), reference, control)]
 
 
-def _script_fault(cause: Cause, message: str, step: int | None = None) -> Finding:
-    return Finding(cause=cause, message=message, workers=1, step=step)
+def _script_fault(size: int, cause: Cause, message: str, step: int | None = None) -> Finding:
+    return Finding(cause=cause, message=message, workers=size, step=step)
 
 
 def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) -> Finding:
@@ -233,9 +246,9 @@ def _different_start(most: Deviation, reference: RunRecord, control: RunRecord) 
     )
     return Finding(
         cause="unsteady" if is_small else "unseeded",
-        message=f"two runs on one worker start with different {quantity}: the relative difference is "
-        f"{most.value:.1e}, rounding explains {most.allowed:.1e}. {advice}",
-        workers=1,
+        message=f"two runs on {counted(reference.size, 'worker')} start with different {quantity}: the "
+        f"relative difference is {most.value:.1e}, rounding explains {most.allowed:.1e}. {advice}",
+        workers=reference.size,
         step=0,
         max_relative_deviation=most.value if math.isfinite(most.value) else None,
         kind="exception" if is_small else "fault",

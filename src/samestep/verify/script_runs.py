@@ -58,6 +58,29 @@ class ScriptRuns:
                 **changed,
             ).run()
 
+    def baseline(
+        self, script: Script, size: int, label: str, *, length: RunLength
+    ) -> tuple[RunRecord, RunRecord]:
+        """Run a script, and again with its gradients disturbed by rounding: return reference and control.
+
+        The reference is what other runs are compared with, and the difference of the two is what rounding
+        explains; the arguments are those of `run`.
+
+        Raises:
+            UsageError: the script fails, or makes no step.
+        """
+        where = f"on {counted(size, 'worker')}"
+        reference = self.run(script, size, label, length=length)
+        require_end(reference, script, where)
+        if not reference.steps:
+            raise UsageError(
+                f"{script.program.target} made no training step {where}: no optimizer stepped, and no "
+                "backward ran."
+            )
+        control = self.run(script, size, "gradients disturbed", length=length_after(reference), disturb=True)
+        require_end(control, script, f"{where} when its gradients change by as little as rounding")
+        return reference, control
+
 
 def require_end(run: RunRecord, script: Script, where: str) -> None:
     """Check that a run did not fail; `where` is a part of the message.
@@ -67,20 +90,6 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
     """
     if run.facts.ended not in ("steps", "end"):
         raise UsageError(f"{script.program.target} fails {where}: {_failure(run)}.")
-
-
-def require_steps(run: RunRecord, script: Script, where: str) -> None:
-    """Check that a reference did not fail and has steps; `where` is a part of the message.
-
-    Raises:
-        UsageError: it failed, or made no step.
-    """
-    require_end(run, script, where)
-    if not run.steps:
-        raise UsageError(
-            f"{script.program.target} made no training step {where}: no optimizer stepped, and no backward "
-            "ran."
-        )
 
 
 def _failure(run: RunRecord) -> str:

@@ -25,8 +25,7 @@ from samestep.launch.job import Program
 from samestep.launch.source.classify import user_modules
 from samestep.run.decision import source_file
 from samestep.verify.causes import causes
-from samestep.verify.clock_conditions import ends_loops_by_clock
-from samestep.verify.compare import Comparison, largest
+from samestep.verify.compare import Comparison
 from samestep.verify.first_difference import with_module
 from samestep.verify.model_parallel import joined_parts, joined_sequences
 from samestep.verify.parameter_alignment import (
@@ -36,28 +35,23 @@ from samestep.verify.parameter_alignment import (
 )
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import rank_of_process
-from samestep.verify.rank_exceptions import exceptions_of, of_own_generators
+from samestep.verify.rank_features import exceptions_of, of_own_generators
 from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
 from samestep.verify.script_findings import (
-    INCONCLUSIVE,
+    UNMATCHED,
     baseline_findings,
+    is_conclusive,
     not_compared,
     not_reached,
     notes_of,
     nothing_compared,
     of_files,
     other_samples,
+    row_of,
 )
-from samestep.verify.script_runs import (
-    Script,
-    ScriptRuns,
-    length_after,
-    limit_of_runs,
-    require_end,
-    require_steps,
-)
+from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
 from samestep.verify.verdict import Finding, NotCompared, Report, Row, faults_of
 
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
@@ -87,7 +81,6 @@ class Verification:
     _limit: int | None = field(init=False, default=None)
     # what runs on several workers did not record
     _missing: dict[NotCompared, str] = field(init=False, default_factory=dict)
-    _unmatched: bool = field(init=False, default=False)  # whether parameters of two runs cannot be matched
 
     def run(self) -> Report:
         """Execute all runs and compare them.
@@ -95,8 +88,7 @@ class Verification:
         Raises:
             UsageError: the reference fails, or has no step.
         """
-        reference = self._on_one_worker("reference", "already")
-        require_steps(reference, self._origin, "on one worker")
+        reference, control = self.runs.baseline(self._origin, 1, "reference", length=self._length)
         self._wholes = {
             parameter.name: parameter.shape
             for parameters in reference.facts.parameters
@@ -105,20 +97,16 @@ class Verification:
         }
         if self.steps is None:
             self._length = length_after(reference)
-        change = "when its gradients change by as little as rounding changes them"
-        control = self._on_one_worker("gradients disturbed", change, disturb=True)
         differing_step = other_samples(reference, control)
         if differing_step and other_samples(reference, self._run(self._origin, 1, "again")) is None:
             self._limit = differing_step
             reference, control = reference.until(differing_step), control.until(differing_step)
         findings = baseline_findings(reference, control)
         self._of_reference = [*findings, *notes_of(reference)]
-        if any(finding.cause in INCONCLUSIVE for finding in findings):
+        if not is_conclusive(findings):
             return Report(rows=[], findings=self._of_reference, steps=reference.steps)
         rows = [self._row(size, reference, control) for size in self.workers]
         missing = {**not_reached(reference), **self._missing}
-        if self._unmatched:
-            missing["parameters"] = "parameter or gradient (those of two optimizers cannot be matched)"
         if self._limit is not None:
             missing["later-steps"] = f"step after {self._limit - 1}: from there rounding changes the samples"
         return Report(rows=rows, findings=self._of_reference, steps=reference.steps, not_compared=missing)
@@ -136,20 +124,13 @@ class Verification:
     def _origin(self) -> Script:
         return self.against or self.script
 
-    def _on_one_worker(self, label: str, when: str, *, disturb: bool = False) -> RunRecord:
-        """Return a run of the reference script on one worker; `when` is a part of the message if it fails."""
-        run = self._run(self._origin, 1, label, disturb=disturb)
-        require_end(run, self._origin, f"on one worker {when}")
-        return run
-
     def _row(self, size: int, reference: RunRecord, control: RunRecord) -> Row:
         comparison, of_order = self._with_other_orders(reference, size, control)
         findings, run = causes(comparison), comparison.run
         if not findings and run.failure is None:
             of_order += self._of_hashes(size, comparison)
         self._missing |= not_compared(comparison)
-        if not findings and (nothing := nothing_compared(comparison)) is not None:
-            findings = [nothing]
+        findings = findings or nothing_compared(comparison)
         exceptions: list[Finding] = []
         if faults_of(findings) and run.failure is None:
             findings, exceptions = self._without(exceptions_of(comparison), size, findings)
@@ -158,19 +139,8 @@ class Verification:
             findings = decided_in_double(findings, double)
         if not exceptions and run.failure is None and faults_of(findings):
             findings = with_module(findings, comparison, partial(self._recorded, size, neutral=False))
-        return Row(
-            workers=size,
-            steps=comparison.steps,
-            deviations=largest(comparison.deviations),
-            is_rounding=comparison.first is None
-            or any(finding.cause == "single-precision" for finding in findings),
-            findings=[
-                *of_order,
-                *findings,
-                *notes_of(run, known=self._of_reference),
-                *of_files(run),
-            ],
-        )
+        notes = [*notes_of(run, known=self._of_reference), *of_files(run)]
+        return row_of(comparison, [*of_order, *findings, *notes])
 
     def _with_other_orders(
         self, reference: RunRecord, size: int, control: RunRecord
@@ -213,12 +183,11 @@ class Verification:
             whole = joined_parts(reference, run)
             comparison = Comparison(*align_parameters(reference, whole, control, drops=True))
         except UnmatchedParametersError:
-            self._unmatched = True
+            self._missing["parameters"] = UNMATCHED
             return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
         if comparison.run.has_unmatched:
-            self._missing["parameters"] = (
-                "parameter of which ranks hold parts that do not join to that of one worker"
-            )
+            lost = "parameter of which ranks hold parts that do not join to that of one worker"
+            self._missing.setdefault("parameters", lost)
         return comparison
 
     def _is_other_time(self, reference: RunRecord, run: RunRecord) -> bool:
@@ -345,3 +314,86 @@ def _trees(program: Program) -> Sequence[ast.Module]:
         with suppress(UsageError, RecursionError, MemoryError):
             trees.extend(tree for _, tree in user_modules(file, roots))
     return trees
+
+
+_CLOCKS = frozenset(
+    name + suffix
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for suffix in ("", "_ns")
+) | {"now", "utcnow"}
+"""Functions of Python that return the present time."""
+_ARITHMETIC = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.NamedExpr)
+_OF_NUMBERS = frozenset(("abs", "float", "int", "max", "min", "round"))
+"""Functions whose result is a time if an argument is."""
+_ENDS = (ast.Break, ast.Return, ast.Raise)
+
+
+def ends_loops_by_clock(trees: Sequence[ast.Module]) -> bool:
+    """Return whether a comparison with a time ends a loop or a function of a script's modules.
+
+    A loop with a time budget makes fewer steps where a step takes longer, also on one worker::
+
+        while time.time() - start < 3600: ...
+        if elapsed > budget: break
+    """
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    times = _names_of_times(nodes)
+    return any(_ends_by(node, times) for node in nodes)
+
+
+def _ends_by(node: ast.AST, times: set[str]) -> bool:
+    if isinstance(node, ast.While):
+        return _is_time(node.test, times)
+    if not isinstance(node, ast.If) or not _is_time(node.test, times):
+        return False
+    return any(isinstance(inner, _ENDS) for part in (*node.body, *node.orelse) for inner in ast.walk(part))
+
+
+def _names_of_times(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names of variables, attributes and functions whose values are computed from the clock."""
+    times: set[str] = set()
+    before = -1
+    while len(times) > before:
+        before = len(times)
+        times.update(name for node in nodes for name in _set_to_time(node, times))
+    return times
+
+
+def _set_to_time(node: ast.AST, times: set[str]) -> Iterator[str]:
+    """Yield the names that a statement sets to a time; that of a function which returns one."""
+    if isinstance(node, ast.FunctionDef):
+        values = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
+        if any(value is not None and _is_time(value, times) for value in values):
+            yield node.name
+    elif isinstance(node, ast.Assign):
+        yield from (name for target in node.targets for name in _times_in(target, node.value, times))
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
+        yield from _times_in(node.target, node.value, times)
+
+
+def _times_in(target: ast.expr, value: ast.expr, times: set[str]) -> Iterator[str]:
+    """Yield the names of a target that an assignment sets to a time."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for part, of_part in zip(target.elts, value.elts, strict=False):
+            yield from _times_in(part, of_part, times)
+    elif (name := _name_of(target)) and _is_time(value, times):
+        yield name
+
+
+def _is_time(node: ast.AST, times: set[str]) -> bool:
+    """Return whether an expression is a time, or a number or a decision that is computed from one."""
+    if isinstance(node, ast.Call):
+        name = _name_of(node.func)
+        is_method = isinstance(node.func, ast.Attribute) and _is_time(node.func.value, times)
+        is_of_times = name in _OF_NUMBERS and any(_is_time(argument, times) for argument in node.args)
+        return name in _CLOCKS or name in times or is_method or is_of_times
+    if isinstance(node, _ARITHMETIC):
+        return any(_is_time(part, times) for part in ast.iter_child_nodes(node))
+    return _name_of(node) in times
+
+
+def _name_of(node: ast.AST) -> str:
+    """Return the name of a variable, or the last one of an attribute; empty for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""

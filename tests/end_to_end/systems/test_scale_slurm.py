@@ -43,7 +43,7 @@ while True:
 # Steps of several sizes in one allocation; each task tells its rank and the GPUs that it was given.
 STEPS = """
 import os, subprocess
-from samestep.launchers.slurm_capacity import slurm_capacity
+from samestep.scaling.sweep.local_runs import slurm_capacity
 
 held = slurm_capacity(os.environ)
 for workers, nodes, launched in ((1, 1, "tasks"), (4, 2, "tasks"), (4, 2, "node"), (8, 2, "tasks")):

@@ -18,8 +18,8 @@ from gpu_checks.context import (
 from gpu_checks.scripts_table import SERIAL
 from samestep.base.step_phases import ALL, BACKWARD, FORWARD
 from samestep.bench.measurement import finisher
-from samestep.observe.clock.instants import DeviceInstants, is_captured
-from samestep.observe.clock.step_reader import loop_clock
+from samestep.observe.instants import DeviceInstants, is_captured
+from samestep.observe.step_reader import loop_clock
 
 
 def events(context: Context) -> Figures:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from samestep.autopilot.script.options import Options
-from samestep.autopilot.split import averaged_gradients
+from samestep.autopilot.split import gradients
 from samestep.base.errors import DeviceFailed
 from support import split_check_models as models
 from support.script_runner import ALL_SPLIT
@@ -41,7 +41,7 @@ def test_a_model_that_agrees_on_the_first_batch_by_chance_stays_unsplit(compared
 
 def with_faulty_average(*, before):
     """Train while gradients are averaged once too often: those of one rank's slices, or the averages."""
-    average = averaged_gradients._in_one_message
+    average = gradients._in_one_message
 
     def faulty(world, weights, gradients):
         def divided(tensors):
@@ -54,7 +54,7 @@ def with_faulty_average(*, before):
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(averaged_gradients, "_in_one_message", faulty)
+        patch.setattr(gradients, "_in_one_message", faulty)
         return models.trained(models.ZeroHead)
 
 

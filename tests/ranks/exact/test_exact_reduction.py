@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
+from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum, fold
 from samestep.parallel.sharding import share
 from samestep.ranks.collectives.consistency_check import MESSAGE, steps
-from samestep.ranks.collectives.custom_reduction import fold
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep_lab.testing.checks import CountingWorld

@@ -11,8 +11,7 @@ from samestep.cli import scale
 from samestep.cli.main import application, run_command
 from samestep.scaling.analysis.study import read_study
 from samestep.scaling.sweep import local_runs
-from samestep.scaling.sweep.host_load import Load
-from samestep.scaling.sweep.trial import Outcome
+from samestep.scaling.sweep.trial import Load, Outcome
 from samestep.training.recipes.registry import find
 from support.studies import study
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from samestep.hooks import training_events
 from samestep.hooks.training_events import Listener, subscribed
-from samestep.observe.clock import step_clock
+from samestep.observe import step_clock
 from support.clocked_scripts import loader
 
 

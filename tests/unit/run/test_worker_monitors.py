@@ -10,7 +10,7 @@ import pytest
 from samestep.base.place import Place
 from samestep.launch.local.child import as_it_is
 from samestep.launch.local.hosting import Ending
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions
+from samestep.observe.clock_file import ClockFile, ClockOptions
 from samestep.run.worker_monitors import _checked, _last_line, clocked
 
 

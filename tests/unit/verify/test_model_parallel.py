@@ -8,9 +8,8 @@ import torch
 
 from samestep.verify.causes import causes
 from samestep.verify.compare import Comparison
-from samestep.verify.model_parallel import grouped, joined_parts, joined_sequences
+from samestep.verify.model_parallel import grouped, joined_parts, joined_sequences, place_in
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters
-from samestep.verify.parts import place_in
 from samestep.verify.run_record import EQUAL, RunRecord, merged, relative
 from samestep.verify.tensor_summary import PartPlace, sketch
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace

@@ -1,4 +1,4 @@
-"""Faults of a script on one worker are found, and what was not compared is reported."""
+"""Faults that two runs of a script show are found, and what was not compared is reported."""
 
 from dataclasses import replace
 
@@ -63,6 +63,14 @@ def test_a_different_start_is_reported_with_its_values(how, deviation, values):
     assert [value for value in values if value not in one.message] == []
 
 
+@pytest.mark.parametrize("how", [{"before": 1.5}, {"samples": 9.0}, {"losses": ()}])
+def test_the_baseline_of_several_workers_names_their_number(how):
+    """Only this finds a report on a golden run of 3 workers that speaks of one."""
+    (finding,) = baseline_findings(replace(run(), workers=3), run(**how))
+    assert finding.workers == 3
+    assert "two runs on 3 workers" in finding.message
+
+
 @pytest.mark.parametrize(
     ("loss", "again", "epsilon"), [(1.2390123755958473, 1.2390123751821944, 2.2e-16), (1.0, 1.0003, 1.2e-7)]
 )
@@ -108,14 +116,14 @@ def compared(**quantities):
 
 
 def test_runs_without_loss_and_parameters_are_inconclusive():
-    nothing = nothing_compared(compared())
+    (nothing,) = nothing_compared(compared())
     assert (nothing.cause, nothing.gravity, nothing.workers) == ("not-compared", "inconclusive", 2)
     assert verdict_of([nothing]) == "inconclusive"
 
 
 @pytest.mark.parametrize("known", [{"losses": [0.5]}, {"parameters": [1.0]}])
 def test_either_the_loss_or_the_parameters_can_be_compared(known):
-    assert nothing_compared(compared(**known)) is None
+    assert nothing_compared(compared(**known)) == []
 
 
 def test_a_loss_that_one_run_lacks_is_not_compared():

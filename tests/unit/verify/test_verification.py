@@ -1,12 +1,20 @@
 """The properties of a script's source for which a verification has a further run."""
 
+import ast
+
 import pytest
 
 from samestep.launch.job import Program
 from samestep.verify.causes import causes
 from samestep.verify.run_record import RunRecord
 from samestep.verify.trace import Facts, Step, Trace
-from samestep.verify.verification import Script, Verification, _makes_generators, _uses_hashes
+from samestep.verify.verification import (
+    Script,
+    Verification,
+    _makes_generators,
+    _uses_hashes,
+    ends_loops_by_clock,
+)
 
 SOURCES = {
     "import torch\ng = torch.Generator()": (True, False),
@@ -59,3 +67,31 @@ def test_a_time_budget_of_a_serial_script_is_no_fault(tmp_path, condition, expec
     comparison = verification._compared(of_one_worker[0], ended_after(steps, workers=2), of_one_worker[1])
     found = [finding.cause for finding in causes(comparison)]
     assert (found, comparison.steps, "later-steps" in verification._missing) == expected
+
+
+BEGIN = "import time\nstart = time.time()\n"
+ENDED = [
+    "while time.time() - start < 3:\n    step()",
+    "budget = start + 3\nwhile running and time.perf_counter() < budget:\n    step()",
+    "for x in data:\n    elapsed = time.monotonic_ns() - start\n    if elapsed > 3:\n        break",
+    "for x in data:\n    if (datetime.now() - begin).total_seconds() > 3:\n        raise End",
+    "def left():\n    return 3 - (time.time() - start)\nwhile left() > 0:\n    step()",
+    "class T:\n    def over(self):\n        return time.time() > self.end\nwhile not T.over():\n    step()",
+    "if max(time.time() - start, 0.0) < 3:\n    pass\nelse:\n    raise SystemExit",
+]
+NOT_ENDED = [
+    "for x in data:\n    step()\n    print(time.time() - start)",
+    "for x in data:\n    if time.time() - saved > 60:\n        save()\n        saved = time.time()",
+    "log = {'seconds': time.time() - start, 'loss': loss}\nif log['loss'] < best:\n    raise SystemExit",
+    "while step(seconds=time.time() - start) > best:\n    pass",
+]
+
+
+@pytest.mark.parametrize("text", ENDED)
+def test_a_loop_that_the_clock_ends_is_found(text):
+    assert ends_loops_by_clock([ast.parse(BEGIN + text)])
+
+
+@pytest.mark.parametrize("text", NOT_ENDED)
+def test_a_clock_that_ends_nothing_is_no_reason_for_other_numbers_of_steps(text):
+    assert not ends_loops_by_clock([ast.parse(BEGIN + text)])

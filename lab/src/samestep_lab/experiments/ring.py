@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samestep.base.units import bytes_text, seconds_text
 from samestep.bench.figures import quartiles
-from samestep.bench.interleaving import timed_interleaved
+from samestep.bench.measurement import timed_interleaved
 from samestep.ranks.world.protocol import World
 from samestep_lab.collectives.all_reduce import NAIVE, RING
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

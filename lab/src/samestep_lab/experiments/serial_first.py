@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from samestep.base.errors import UsageError
 from samestep.base.units import rate_text, seconds_text
 from samestep.bench.figures import as_good, best_text, quartiles
-from samestep.bench.interleaving import in_rounds
+from samestep.bench.measurement import in_rounds
 from samestep.bench.step_times import Problem
 from samestep.ranks.world.protocol import World
 from samestep.training.data.image_set import ImageSet

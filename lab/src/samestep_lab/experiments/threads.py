@@ -10,7 +10,7 @@ import torch
 from samestep.base.machine.description import cpu_share
 from samestep.base.units import counted, seconds_text
 from samestep.bench.figures import as_good, best_text, overlap, quartiles, slowest
-from samestep.bench.interleaving import in_rounds
+from samestep.bench.measurement import in_rounds
 from samestep.bench.step_times import WAYS, Problem, Trainee
 from samestep.ranks.world.protocol import World
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

@@ -34,10 +34,15 @@ from samestep.autopilot.equivalence.split_comparison import (
 )
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.split.averaged_gradients import averages, sparse_places
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
-from samestep.autopilot.split.gradients import TrainsError, training_nothing, unaveraged
+from samestep.autopilot.split.gradients import (
+    TrainsError,
+    averages,
+    sparse_places,
+    training_nothing,
+    unaveraged,
+)
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.state.reachable_state import is_compiled, reached
@@ -46,7 +51,7 @@ from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path, leaves, text
-from samestep.parallel.gradients.initial_agreement import groups
+from samestep.parallel.gradients.agreement import groups
 from samestep.ranks.world.protocol import World
 
 T = TypeVar("T")

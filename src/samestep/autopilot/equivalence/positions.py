@@ -46,9 +46,9 @@ def positions_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     return [positions for positions in reader(operands) if positions.values.numel()]
 
 
-def _in_table(table: str, index: str) -> _Reader:
+def _in_table(table: str) -> _Reader:
     def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
-        yield Positions(operands[index], 0, operands[table].size(0))
+        yield Positions(operands["indices"], 0, operands[table].size(0))
 
     return read
 
@@ -124,11 +124,8 @@ def _weights_of_draws(operands: Mapping[str, Any]) -> Iterator[Positions]:
     yield Positions(operands["self"].sum(-1), _ABOVE_ZERO, math.inf)
 
 
-def _not_negative(name: str) -> _Reader:
-    def read(operands: Mapping[str, Any]) -> Iterator[Positions]:
-        yield Positions(operands[name], 0, math.inf)
-
-    return read
+def _not_negative(operands: Mapping[str, Any]) -> Iterator[Positions]:
+    yield Positions(operands["self"], 0, math.inf)
 
 
 def _probabilities(operands: Mapping[str, Any]) -> Iterator[Positions]:
@@ -148,8 +145,8 @@ def _asserted(operands: Mapping[str, Any]) -> Iterator[Positions]:
 
 _ABOVE_ZERO, _ABOVE_ONE = math.ulp(0.0), math.nextafter(1.0, 2.0)
 _READERS: Mapping[Any, _Reader] = {
-    aten.embedding: _in_table("weight", "indices"),
-    aten.embedding_renorm_: _in_table("self", "indices"),
+    aten.embedding: _in_table("weight"),
+    aten.embedding_renorm_: _in_table("self"),
     **dict.fromkeys((aten._embedding_bag, aten._embedding_bag_forward_only), _of_rows),  # noqa: SLF001
     **dict.fromkeys((aten.index, aten.index_put, aten.index_put_), _of_dimensions),
     **dict.fromkeys((aten._unsafe_index, aten._unsafe_index_put), _of_dimensions),  # noqa: SLF001
@@ -167,9 +164,9 @@ _READERS: Mapping[Any, _Reader] = {
     aten.multilabel_margin_loss_forward: _margin_labels(is_padded=True),
     **dict.fromkeys((aten.max_unpool2d, aten.max_unpool3d), _of_places),
     aten._ctc_loss: _of_sequences,  # noqa: SLF001
-    aten.bincount: _not_negative("self"),
+    aten.bincount: _not_negative,
     aten.repeat_interleave: _repeats,
-    aten.poisson: _not_negative("self"),
+    aten.poisson: _not_negative,
     aten.multinomial: _weights_of_draws,
     **dict.fromkeys((aten.bernoulli, aten.bernoulli_, aten.binary_cross_entropy), _probabilities),
     **dict.fromkeys((aten.masked_scatter, aten.masked_scatter_), _number_of_elements),

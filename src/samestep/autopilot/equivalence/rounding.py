@@ -193,7 +193,7 @@ def largest(*tensors: Tensor) -> float:
 
 
 def differing_buffer(
-    kept: Mapping[str, Tensor], whole: Mapping[str, Tensor], precision: torch.dtype | None = None
+    kept: Mapping[str, Tensor], whole: Mapping[str, Tensor], precision: torch.dtype | None
 ) -> str | None:
     """Return the name of a buffer that differs by more than rounding, if there is one.
 

@@ -34,9 +34,9 @@ from samestep.autopilot.split.call_plans import (
     gatherings_for,
     outcome,
 )
-from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
 from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
+from samestep.autopilot.split.loss_reduction import read_reduction, watching_reductions
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.slice_call import Forward, call_slice

@@ -62,11 +62,11 @@ from samestep.autopilot.split_calls import (
     may_call_parts,
 )
 from samestep.autopilot.state.saved_state import SavedState, carried_by
-from samestep.base.context_values import bound
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
+from samestep.hooks.thread_values import bound
 from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"

@@ -13,7 +13,6 @@ from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.team import TeamWorld
-from samestep.autopilot.split.averaged_gradients import averages, sparse_places
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.autopilot.split.call_plans import (
     ConcatenatedOutput,
@@ -25,8 +24,8 @@ from samestep.autopilot.split.call_plans import (
     outcome,
     slice_side_outputs,
 )
-from samestep.autopilot.split.forward_reductions import watching_reductions
-from samestep.autopilot.split.gradients import SliceGradients, leaves_of, unaveraged
+from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_of, sparse_places, unaveraged
+from samestep.autopilot.split.loss_reduction import watching_reductions
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from samestep.autopilot.script.call_account import Account, Site, called_in_parts, is_user_code, is_users_code
 from samestep.autopilot.split.gradients import leaves_of
 from samestep.autopilot.split.slice_context import is_checkpointed
-from samestep.base.context_values import bound
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.thread_values import bound
 from samestep.hooks.training_events import is_transformed
 
 CAPTURED = "a CUDA graph captures it"

@@ -66,15 +66,15 @@ def plain_arguments(arguments: CallArguments) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def plain_attributes(module: nn.Module, *, tensors: bool = True) -> Attributes:
+def plain_attributes(module: nn.Module) -> Attributes:
     """Return the flags, numbers and texts that a module's forward may depend on.
 
     They are the attributes of user-defined modules, the globals that their functions refer to, the dropout
     probabilities, the training mode of each module, and the number of parameters that require gradients.
-    The numbers in short tensors and in buffers of one floating-point number are left out unless `tensors`.
+    So are the numbers in short tensors and in buffers of one floating-point number.
     """
     reach = Reach.of(module)
-    return {**reach.plain, **reach.of_tensors} if tensors else reach.plain
+    return {**reach.plain, **reach.of_tensors}
 
 
 @dataclass(frozen=True, slots=True)

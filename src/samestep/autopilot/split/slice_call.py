@@ -18,9 +18,9 @@ from samestep.autopilot.split.slice_context import (
     current_slice,
 )
 from samestep.autopilot.state.saved_state import version_of
-from samestep.base.context_values import bound
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.thread_values import bound
 
 Forward: TypeAlias = Callable[..., Any]
 WRITES_INPUT = "writes into what it is given"

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.base.context_values import bound
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, wrapping
-from samestep.hooks.thread_values import ThreadValue
+from samestep.hooks.thread_values import ThreadValue, bound
 from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
 from samestep.ranks.world.protocol import World
 

@@ -16,7 +16,7 @@ from samestep.base.machine.description import MOST_PER_CORE
 from samestep.cli.options.declare import CLOCK_PANEL, JOBS_PANEL, WORKERS_PANEL, option, switch
 from samestep.launch.job import Kind, Program
 from samestep.launchers.processors import KINDS
-from samestep.observe.clock.clock_file import ClockOptions
+from samestep.observe.clock_file import ClockOptions
 from samestep.submit.site_defaults import SIZE_PANEL
 
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program.")]

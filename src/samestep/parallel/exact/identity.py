@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from samestep.base.errors import CheckpointError, OutOfStep
 from samestep.base.machine.description import processor
-from samestep.parallel.gradients.weight_checksum import weights_sha256
+from samestep.parallel.gradients.agreement import weights_sha256
 from samestep.ranks.world.protocol import World
 
 _PRECISION_KINDS = (

@@ -29,13 +29,13 @@ from samestep.base.errors import UsageError
 from samestep.hooks.random_draws import RngState, seed_generators
 from samestep.parallel.exact.identity import check_same_environment
 from samestep.parallel.exact.summation_tree import ShardReduction, TreeSum
-from samestep.parallel.gradients.bucket import dense_gradient, real
-from samestep.parallel.gradients.initial_agreement import (
+from samestep.parallel.gradients.agreement import (
     broadcast_values,
+    check_equal,
     check_same_structure,
     check_supported,
 )
-from samestep.parallel.gradients.weight_checksum import check_equal
+from samestep.parallel.gradients.bucket import dense_gradient, real
 from samestep.parallel.sharding import share
 from samestep.ranks.collectives.shared_memory import on_one_host
 from samestep.ranks.world.process_group import current

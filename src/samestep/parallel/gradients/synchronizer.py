@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from samestep.base.observers import Observers
 from samestep.base.place import Place
 from samestep.hooks import backward
+from samestep.parallel.gradients.batch_norm import RunningStatistics, average_statistics
 from samestep.parallel.gradients.bucket import dense_gradient
-from samestep.parallel.gradients.running_statistics import RunningStatistics, average_statistics
 from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.world.protocol import World
 

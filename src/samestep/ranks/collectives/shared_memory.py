@@ -172,7 +172,7 @@ class SharedMemory:
         put_back(flat, tensor)
 
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
-        """Run `samestep.ranks.collectives.custom_reduction.fold`."""
+        """Run `samestep.parallel.exact.summation_tree.fold`."""
         first, rows = parts[0], max(counts)
         with self._begin("fold", first):
             stride = PIECE // rows // SIZE * SIZE  # bytes of a slot for each part
@@ -498,7 +498,7 @@ class OneHostWorld(RelayedWorld):
         self._memory.agree(call, tensor)
 
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
-        """See `samestep.ranks.collectives.custom_reduction`."""
+        """See `samestep.parallel.exact.summation_tree`."""
         self._memory.fold(parts, counts, folding)
 
     def barrier(self) -> None:

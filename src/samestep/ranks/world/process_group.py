@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.base import env
-from samestep.base.context_values import bound
 from samestep.base.errors import DetectionError
 from samestep.base.place import Place
+from samestep.hooks.thread_values import bound
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
 from samestep.ranks.world.device import BACKENDS

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from samestep.base.units import percent
-from samestep.scaling.analysis.point_text import counted, gain, over_words, times
+from samestep.scaling.analysis.points import counted, gain, over_words, times
 from samestep.scaling.analysis.speedup import (
     AS_FAST,
     baseline_of,

@@ -21,8 +21,7 @@ from samestep.report.page import (
     unbroken_flags,
     write_text,
 )
-from samestep.scaling.analysis.point_text import like_each, times
-from samestep.scaling.analysis.points import UNIT
+from samestep.scaling.analysis.points import UNIT, like_each, times
 from samestep.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.scaling.analysis.study import Point, Span, Study
 from samestep.scaling.report.tables import (

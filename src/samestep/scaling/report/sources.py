@@ -13,8 +13,7 @@ from samestep.base.record import provenance
 from samestep.base.regular_files import read_text
 from samestep.report.read_run import OTHER, PHASES, read_run
 from samestep.report.read_run import Run as TrainingRun
-from samestep.scaling.analysis.point_text import counted
-from samestep.scaling.analysis.points import UNIT, Time, from_times, has_two_bases, measured
+from samestep.scaling.analysis.points import UNIT, Time, counted, from_times, has_two_bases, measured
 from samestep.scaling.analysis.runs import (
     RankFile,
     Run,

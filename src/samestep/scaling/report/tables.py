@@ -12,7 +12,8 @@ from typing import Any
 from samestep.base.units import bytes_text, count_text, percent, seconds_text
 from samestep.report.drawing import PARTS
 from samestep.report.page import text_table
-from samestep.scaling.analysis.point_text import (
+from samestep.scaling.analysis.points import (
+    UNIT,
     amount,
     like_each,
     notable_losses,
@@ -21,7 +22,6 @@ from samestep.scaling.analysis.point_text import (
     threads_of,
     times,
 )
-from samestep.scaling.analysis.points import UNIT
 from samestep.scaling.analysis.speedup import fair, one_process_of, rate_ratio, series_of
 from samestep.scaling.analysis.study import Loss, Point, Study
 from samestep.scaling.analysis.verdict import outdone
@@ -107,7 +107,7 @@ def speed_cells(study: Study, kind: Kind, point: Point, *, intervals: bool = Fal
     With `intervals`, speedups have theirs in parentheses.
     """
     rate, interval = rates(study, point)
-    causes = [overhead(point, most=2), "oversubscribed" if point.oversubscribed else ""]
+    causes = [overhead(point), "oversubscribed" if point.oversubscribed else ""]
     return _identity_cells(kind, point) | {
         rate_name(study): rate,
         INTERVAL: interval,
@@ -253,9 +253,9 @@ def loss_text(loss: Loss) -> str:
     return f"{words} ({percent(loss.share)})"
 
 
-def overhead(point: Point, *, most: int) -> str:
-    """Return the largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
-    return "" if point.is_open else "; ".join(loss_text(loss) for loss in notable_losses(point)[:most])
+def overhead(point: Point) -> str:
+    """Return the two largest causes of the overhead of `point`; empty if the measurement is inconclusive."""
+    return "" if point.is_open else "; ".join(loss_text(loss) for loss in notable_losses(point)[:2])
 
 
 def worth(study: Study, point: Point) -> str:

@@ -22,9 +22,8 @@ from samestep.scaling.analysis.runs import Run, is_oversubscribed, launchers, ma
 from samestep.scaling.analysis.study import NAME, Note, Point, Study, write_study
 from samestep.scaling.analysis.verdict import conclude
 from samestep.scaling.report.page import write_study_page
-from samestep.scaling.sweep.host_load import load_notes
 from samestep.scaling.sweep.plan import Request
-from samestep.scaling.sweep.trial import Outcome, Report, Runner, Trial
+from samestep.scaling.sweep.trial import Outcome, Report, Runner, Trial, load_notes
 from samestep.submit.shell import slug
 
 FOLDER = Path("studies")

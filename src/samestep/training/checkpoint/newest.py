@@ -13,7 +13,7 @@ from torch import Tensor
 from samestep.base.errors import CheckpointError
 from samestep.base.regular_files import lies_at
 from samestep.hooks.tensor_tree import leaves, mapped
-from samestep.parallel.gradients.initial_agreement import broadcast_tensors
+from samestep.parallel.gradients.agreement import broadcast_tensors
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_folders import OwnedFolders, flush, restore
 from samestep.training.checkpoint.read import read

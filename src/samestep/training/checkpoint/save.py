@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.errors import CheckpointError
-from samestep.parallel.gradients.weight_checksum import tensor_bytes
+from samestep.parallel.gradients.agreement import tensor_bytes
 from samestep.training.checkpoint.checkpoint_folders import whole_or_absent
 from samestep.training.checkpoint.read import PLAIN
 from samestep.training.checkpoint.snapshot import (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.step_reader import LoopClock
 from samestep.parallel.exact.identity import deterministic
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import Replicas, replicate

@@ -18,9 +18,9 @@ from samestep.base.errors import CheckpointError, Error, Preempted
 from samestep.base.signals import handled
 from samestep.base.step_phases import OTHER
 from samestep.base.worker_records import record_step
-from samestep.observe.clock.step_reader import loop_clock
+from samestep.observe.step_reader import loop_clock
 from samestep.parallel.exact.identity import check_resumable, identity
-from samestep.parallel.gradients.weight_checksum import weights_sha256
+from samestep.parallel.gradients.agreement import weights_sha256
 from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager

@@ -62,7 +62,7 @@ class Result:
     samples_per_second: float
     """Training samples over `seconds`."""
     weights_sha256: str
-    """Of the final state dict, see `samestep.parallel.gradients.weight_checksum`."""
+    """Of the final state dict, see `samestep.parallel.gradients.agreement`."""
     world_size: int
     step_s: dict[str, float]
     """Median seconds of each phase of a step, on this rank."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep.base.step_phases import OF_LOOP, OTHER
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.step_reader import LoopClock
 from samestep.ranks.world.protocol import World
 
 WINDOW_S = 1.0

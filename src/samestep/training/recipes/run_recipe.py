@@ -13,8 +13,8 @@ from torch import nn
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.worker_records import record_step
-from samestep.observe.clock.clock_file import ClockFile, ClockOptions, Config
-from samestep.observe.clock.step_clock import ScriptClock
+from samestep.observe.clock_file import ClockFile, ClockOptions, Config
+from samestep.observe.step_clock import ScriptClock
 from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import World
 from samestep.training.checkpoint.checkpoint_schedule import CheckpointManager

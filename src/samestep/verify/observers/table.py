@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from samestep.verify.observers.check import Check, Checks, Observer
-from samestep.verify.observers.collated_rows import RowsNotUsed
-from samestep.verify.observers.evaluation_mode import EvaluationModeKept, TrainingModeInEvaluation
-from samestep.verify.observers.evaluation_values import DropoutInEvaluation, SpectralNormNotBegun
-from samestep.verify.observers.gradient_coverage import GradientCoverage
-from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
+from samestep.verify.observers.evaluation import (
+    DropoutInEvaluation,
+    EvaluationModeKept,
+    SpectralNormNotBegun,
+    TrainingModeInEvaluation,
+)
+from samestep.verify.observers.gradient_coverage import GradientCoverage, UpdatesStop
+from samestep.verify.observers.loaders import LoaderGenerators, RowsNotUsed, SamplerEpochs
 from samestep.verify.observers.loss_graphs import LossArguments
 from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
 from samestep.verify.observers.saved_states import SavedStateDiffers
 from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
-from samestep.verify.observers.stopped_updates import UpdatesStop
 
 CHECKS: Sequence[Callable[[], Check]] = (
     GradientCoverage,

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from samestep.autopilot.split.forward_reductions import read_reduction, watching_reductions
-from samestep.autopilot.split.loss_reduction import PLAIN, Reading
+from samestep.autopilot.split.loss_reduction import PLAIN, Reading, read_reduction, watching_reductions
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
 Y = torch.tensor([0, 1, 2, -100, 3, 1])

@@ -214,7 +214,7 @@ def test_a_straggler_and_communication_have_their_overhead():
         ("straggler", 2),
         ("exchange", None),
     ]
-    assert all(text in overhead(study.points[1], most=2) for text in ("rank 2", "9 %", "6 %"))
+    assert all(text in overhead(study.points[1]) for text in ("rank 2", "9 %", "6 %"))
 
 
 def test_inconclusive_runs_have_no_overhead():
@@ -223,7 +223,7 @@ def test_inconclusive_runs_have_no_overhead():
 
     study = conclude(Study(target="digits", points=measured(runs)), 0.7)
 
-    assert [overhead(point, most=2) for point in study.points] == ["", ""]
+    assert [overhead(point) for point in study.points] == ["", ""]
     assert "workers  overhead" not in study_text(study)
     assert ">overhead<" not in render(study)
 

@@ -9,9 +9,8 @@ import pytest
 from samestep.scaling.analysis.study import read_study, write_study
 from samestep.scaling.report.tables import facts
 from samestep.scaling.sweep.execution import Frame, collect_study
-from samestep.scaling.sweep.host_load import Load
 from samestep.scaling.sweep.plan import Request, plan, variants
-from samestep.scaling.sweep.trial import Outcome, is_usage_error, outcome_of
+from samestep.scaling.sweep.trial import Load, Outcome, is_usage_error, outcome_of
 
 DOCS = Path(__file__).parents[4] / "docs" / "reference"
 

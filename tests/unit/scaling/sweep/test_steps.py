@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launchers.slurm_capacity import SlurmCapacity
-from samestep.scaling.sweep.local_runs import step
+from samestep.scaling.sweep.local_runs import SlurmCapacity, step
 from samestep.scaling.sweep.trial import Trial
 
 ROOM = SlurmCapacity(job="12", nodes=2, tasks=2, processors=4, first="node0")

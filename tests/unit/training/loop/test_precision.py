@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.base.errors import CheckpointError, UsageError
-from samestep.observe.clock.instants import HostInstants
-from samestep.observe.clock.step_reader import LoopClock
+from samestep.observe.instants import HostInstants
+from samestep.observe.step_reader import LoopClock
 from samestep.parallel.gradients.replicate import replicate
 from samestep.parallel.sharding import Position
 from samestep.ranks.world.protocol import SoloWorld

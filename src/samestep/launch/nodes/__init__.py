@@ -1,1 +1,0 @@
-"""Starts a job on several nodes, with a launcher on each."""

@@ -1,1 +1,0 @@
-"""Measures the phases of training steps and writes them to files."""
