@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gpu_checks.scripts_table import SCRIPTS
 
 from samestep.ranks.rendezvous.handshake import shared_device
 from support import host_cuda
+from support.systems import missing
 
 SHARING = """
 import json, os, samestep
@@ -25,113 +27,76 @@ with samestep.join(device="cpu") as world:
 """
 """A script whose ranks record the variables that let them share a GPU, and the error text if they may not."""
 ENVIRONMENT = {**os.environ, **environment()}
-NAMES = "device-facts,random-state,staging,forking,doctor-copies"
+FRAMEWORKS = Path(__file__).parents[2] / ".venv-frameworks/bin/python"
+ON_HOST = {
+    *("autopilot-cuda-method", "autopilot-dropout", "script-images", "script-lstm", "split-packed"),
+    *("split-switched", "loader", "memory", "recipe-fp16", "checkpoint-devices", "exact-ranks"),
+}
+NOT_ON_HOST = {
+    *("autopilot-compile", "recipe-compile", "autopilot-graphs", "clock-graphs", "clock-events", "clock-run"),
+    *("profile", "waiting", "watchdog", "one-gpu-refused", "spawned", "batch-norm", "split-sparse"),
+    "doctor-copies",
+}
+"""Checks of what the device of the host has not: compilers, graphs, a queue, NCCL, SyncBatchNorm's kernels."""
+
+
+def checked(folder, names, device, *options, python=sys.executable, **variables):
+    """Run checks; return the file of their results."""
+    file = folder / "gpu.json"
+    words = ("--device", device, "--only", ",".join(names), "--json", file, *options)
+    ended = subprocess.run(
+        [python, "-m", "gpu_checks", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=ENVIRONMENT | variables,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads(file.read_text())
+
+
+def results(found):
+    return {check["name"]: check["result"] for check in found["checks"]}
 
 
 @pytest.mark.timeout(300)
 def test_checks_run_on_the_cpu(tmp_path):
-    file = tmp_path / "gpu.json"
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpu_checks", "--device", "cpu", "--only", NAMES, "--json", file],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-    )
+    names = ("device-facts", "random-state", "staging", "forking", "doctor-copies")
 
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(file.read_text())
-    results = {one["name"]: one["result"] for one in found["checks"]}
-    assert results == {**dict.fromkeys(NAMES.split(","), "ok"), "doctor-copies": "skipped"}
+    found = checked(tmp_path, names, "cpu")
+
+    assert results(found) == {**dict.fromkeys(names, "ok"), "doctor-copies": "skipped"}
     assert found["machine"]["type"] == "cpu"
-
-
-ON_HOST = (
-    *(
-        "autopilot-cuda-method",
-        "autopilot-dropout",
-        "script-images",
-        "script-lstm",
-        "split-packed",
-        "split-switched",
-    ),
-    *("device-copies", "loader", "memory", "recipe-fp16", "checkpoint-devices", "exact-ranks"),
-)
-NOT_ON_HOST = frozenset(
-    {
-        *(
-            "autopilot-compile",
-            "recipe-compile",
-            "autopilot-graphs",
-            "clock-graphs",
-            "one-gpu-refused",
-            "spawned",
-        ),
-        *(
-            "profile",
-            "clock-events",
-            "clock-run",
-            "waiting",
-            "watchdog",
-            "batch-norm",
-            "split-sparse",
-            "doctor-copies",
-        ),
-    }
-)
-"""Checks of what that device has not: compiled kernels, graphs, a queue, NCCL, kernels of SyncBatchNorm."""
-
-
-@pytest.mark.parametrize("names", [ON_HOST, pytest.param(None, marks=pytest.mark.long)])
-@pytest.mark.timeout(900)
-def test_checks_pass_on_a_device_in_host_memory(tmp_path, names):
-    """Only this finds a tensor that stays on the CPU where the device's is needed, without a GPU."""
-    if names is None:
-        libraries = {name for name, script in SCRIPTS.items() if script.packages}
-        names = [check.name for check in selected("") if check.name not in NOT_ON_HOST | libraries]
-    file = tmp_path / "gpu.json"
-    options = (
-        "--device",
-        "cuda",
-        "--share-gpu",
-        "--time-limit",
-        "800",
-        "--only",
-        ",".join(names),
-        "--json",
-        file,
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpu_checks", *options],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT | host_cuda.environment(ENVIRONMENT["PYTHONPATH"]),
-    )
-
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    results = {check["name"]: check["result"] for check in json.loads(file.read_text())["checks"]}
-    assert results == dict.fromkeys(names, "ok")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_scripts_on_two_ranks_equal_those_of_python(tmp_path):
     names = [name for name, script in SCRIPTS.items() if script.on_cpu and not script.packages]
-    file = tmp_path / "gpu.json"
-    options = ("--device", "cpu", "--only", ",".join(names), "--json", file)
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpu_checks", *options],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-    )
 
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    checks = json.loads(file.read_text())["checks"]
-    assert {one["name"]: one["result"] for one in checks} == dict.fromkeys(names, "ok")
-    assert all("2 CPU ranks" in one["figures"] for one in checks)
+    found = checked(tmp_path, names, "cpu")
+
+    assert results(found) == dict.fromkeys(names, "ok")
+    assert all("2 CPU ranks" in check["figures"] for check in found["checks"])
+
+
+@pytest.mark.parametrize(
+    "extent", ["some", *(pytest.param(extent, marks=pytest.mark.long) for extent in ("all", "libraries"))]
+)
+@pytest.mark.timeout(900)
+def test_checks_pass_on_a_device_in_host_memory(tmp_path, extent):
+    """Only this finds, without a GPU, a tensor that stays on the CPU where the device's is needed."""
+    libraries, python = {name for name, script in SCRIPTS.items() if script.packages}, sys.executable
+    names = ON_HOST if extent == "some" else libraries
+    if extent == "all":
+        names = {check.name for check in selected("")} - NOT_ON_HOST - libraries
+    if extent == "libraries":
+        python = FRAMEWORKS if FRAMEWORKS.exists() else missing("frameworks", f"{FRAMEWORKS} is missing")
+    variables = host_cuda.environment(ENVIRONMENT["PYTHONPATH"])
+
+    found = checked(tmp_path, names, "cuda", "--share-gpu", "--time-limit", "800", python=python, **variables)
+
+    assert results(found) == dict.fromkeys(names, "ok")
 
 
 @pytest.mark.parametrize("shares", [True, False])

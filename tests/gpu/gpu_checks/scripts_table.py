@@ -60,7 +60,9 @@ _MODELS = {
     "lightning": _script("lightning_module", "Lightning's Trainer", packages=("lightning",)),
 }
 _SPLITTING = {
-    name: _script("splitting", shows, name, has_unsplit=name.startswith("switched"))
+    name: _script(
+        "splitting", shows, name, has_unsplit=name in ("input-gradient", "switched", "switched-buffer")
+    )
     for name, shows in {
         "uneven": "batches that ranks cannot halve, the last of one sample",
         "weighted-loss": "a loss in forward with class weights and ignored labels",
