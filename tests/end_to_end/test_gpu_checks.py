@@ -37,7 +37,7 @@ NOT_ON_HOST = {
     *("profile", "waiting", "watchdog", "one-gpu-refused", "spawned", "batch-norm", "split-sparse"),
     "doctor-copies",
 }
-"""Checks of what the device of the host has not: compilers, graphs, a queue, NCCL, SyncBatchNorm's kernels."""
+"""Checks of what that device has not: compilers, graphs, a queue, NCCL, the kernels of SyncBatchNorm."""
 
 
 def checked(folder, names, device, *options, python=sys.executable, **variables):
