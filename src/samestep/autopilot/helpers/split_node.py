@@ -90,7 +90,16 @@ def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
+
+
+def _is_batched(gradient: Tensor | None) -> bool:
+    """Return whether a tensor stands for several ones, which no message can carry."""
+    functions = torch._C._functorch  # noqa: SLF001 - no public spelling
+    return gradient is not None and (
+        functions.is_batchedtensor(gradient) or functions.is_legacy_batchedtensor(gradient)
+    )
 
 
 @dataclass(slots=True)
@@ -136,8 +145,8 @@ class NodeCall:
         """
         creates_graph = torch.is_grad_enabled()
         is_modified = [version_of(source) for source in sources] != self._versions
-        if creates_graph:
-            self._signature.stay_unsplit(CREATES_GRAPH)
+        if creates_graph or any(map(_is_batched, gradients)):
+            self._signature.stay_unsplit(CREATES_GRAPH if creates_graph else BATCHED)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if averages is not None:
