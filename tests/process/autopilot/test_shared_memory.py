@@ -108,6 +108,41 @@ def test_results_that_overlap_in_part_are_unsplit(compared):
     assert any(SHARES in line for line in lines)
 
 
+class Remembers(Layer):
+    def forward(self, x):
+        before, self.kept = getattr(self, "kept", None), self.layer(x).detach()
+        result = self.layer(x)
+        return result if before is None else result + before
+
+
+WRITES = {
+    "in place": lambda kept: kept.zero_(),
+    "through data": lambda kept: kept.data.zero_(),
+    "in part": lambda kept: kept[3:].fill_(2.0),
+}
+
+
+def written_between_calls(how, rows=12):
+    torch.manual_seed(3)
+    model, found = Remembers(None).double(), []
+    for number in range(6):
+        found.append(model(torch.randn(rows, 4, dtype=torch.float64)).sum().item())
+        if number in (2, 3):
+            WRITES[how](model.kept)
+    return found
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_helpers_have_what_the_script_writes_to_an_attribute(compared, how):
+    """Catches helpers that go on from the hidden state that a call has left, and not from the script's."""
+    split, *_ = compared(written_between_calls, how)
+    assert split >= 5
+
+
+def test_helpers_have_what_the_script_writes_to_a_large_attribute(compared):
+    compared(written_between_calls, "in part", 3000)
+
+
 class Marks(Layer):
     def forward(self, x):
         hidden = self.layer(x)

@@ -290,14 +290,21 @@ class MirroredModule:
     """The flag of each tensor when the mirror was sent."""
     values_beside: Attributes = field(default_factory=dict)
     """The state of the module beside tensors, after the last call."""
+    assigned: list[tuple[Tensor, int | None, Tensor | None]] = field(default_factory=list)
+    """The tensors that the last call has assigned to attributes, which all ranks have, with their versions,
+    and with their values if they are small: writes through ``data`` leave a version as it is."""
 
     def __post_init__(self) -> None:
         self.unshared = Groups(
             tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
         )
 
-    def record(self, state: MirrorState) -> None:
+    def record(self, state: MirrorState, assigned: Iterable[Tensor] = ()) -> None:
         """Record that the mirror now is as the module, whose state beside tensors this is."""
+        self.assigned = [
+            (tensor, version_of(tensor), tensor.detach().clone() if _is_compared(tensor) else None)
+            for tensor in assigned
+        ]
         self.objects = [_reference(value) for value in state.objects]
         self.values_beside = state.values
         self.record_values()
@@ -319,6 +326,9 @@ class MirroredModule:
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
+        for tensor, of_call, value in self.assigned:
+            if version_of(tensor) != of_call or (value is not None and not torch.equal(tensor, value)):
+                return False
         return (
             len(state.objects) == len(self.objects)
             and all(map(_refers, self.objects, state.objects))
@@ -353,6 +363,11 @@ class MirroredModule:
     def weights(self) -> list[Tensor]:
         """The tensors that get gradients."""
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
+
+
+def _is_compared(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are compared: on a device this would wait for it."""
+    return tensor.device.type == "cpu" and tensor.nbytes < _LARGE
 
 
 def _reference(value: Any) -> Any:
