@@ -144,9 +144,18 @@ def nested_tensors(layout):
     return found
 
 
+def swapped_weights():
+    """`load_state_dict` and `Module.to` swap weights if a script has asked torch for it."""
+    model, second = Net(), Net()
+    second[0].weight.data.mul_(2)
+    found = gradients(model)
+    torch.utils.swap_tensors(model[0].weight, second[0].weight)
+    return [*found, *gradients(model), *gradients(second)]
+
+
 SPLIT_BEFORE = [
     *(a_dimension_of_a_layer, forward_of_a_layer, backward_hooks_on_all_modules, batched_gradients),
-    *(a_layout_of_weights, numbers_drawn_between_calls),
+    *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights),
 ]
 
 

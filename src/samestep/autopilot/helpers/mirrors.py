@@ -371,6 +371,12 @@ def _is_compared(tensor: Tensor) -> bool:
 
 
 def _reference(value: Any) -> Any:
+    """Return a weak reference, if one is possible; a weight that has one cannot be swapped with another.
+
+    The mirror has a reference to each weight anyway.
+    """
+    if isinstance(value, nn.Parameter):
+        return value
     try:
         return weakref.ref(value)
     except TypeError:
