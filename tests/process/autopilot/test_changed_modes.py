@@ -153,9 +153,24 @@ def swapped_weights():
     return [*found, *gradients(model), *gradients(second)]
 
 
+def noise_on_gradients():
+    """Hooks that draw random numbers run in the order of the unsplit backward."""
+    torch.manual_seed(3)
+    model = Net(nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4))
+    model.double()
+    order, x = [], drawn(12, 4).requires_grad_()
+    for number, parameter in enumerate([*model.parameters(), x]):
+        parameter.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+        if number % 2 and parameter is not x:
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: order.append(float(number)))
+    found = gradients(model)
+    model(x).square().sum().backward()
+    return [*found, *order, *x.grad.flatten().tolist()]
+
+
 SPLIT_BEFORE = [
     *(a_dimension_of_a_layer, forward_of_a_layer, backward_hooks_on_all_modules, batched_gradients),
-    *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights),
+    *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),
 ]
 
 
