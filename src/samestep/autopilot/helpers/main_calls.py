@@ -67,7 +67,7 @@ from samestep.base.context_values import bound
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.tensor_tree import leaves, mapped
+from samestep.hooks.tensor_tree import mapped
 from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"
@@ -601,9 +601,7 @@ class MainCalls:
             known.record_values()
             return
         try:
-            known.record(
-                MirrorState.now(module), (tensor for _, tensor in leaves(outcome(module, None, plan.sides)))
-            )
+            known.record(MirrorState.now(module), outcome(module, None, plan.sides))
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 

@@ -299,11 +299,11 @@ class MirroredModule:
             tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
         )
 
-    def record(self, state: MirrorState, assigned: Iterable[Tensor] = ()) -> None:
-        """Record that the mirror now is as the module, whose state beside tensors this is."""
+    def record(self, state: MirrorState, assigned: Any = None) -> None:
+        """Record that the mirror now is as the module, in this state and with what a call has assigned."""
         self.assigned = [
             (tensor, version_of(tensor), tensor.detach().clone() if _is_compared(tensor) else None)
-            for tensor in assigned
+            for _, tensor in leaves(assigned)
         ]
         self.objects = [_reference(value) for value in state.objects]
         self.values_beside = state.values
