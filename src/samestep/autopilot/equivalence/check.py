@@ -314,7 +314,9 @@ class EquivalenceCheck:
             isinstance(gathering, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
             for path, gathering in result.gatherings.items()
         )
-        return SplitPlan(dims, result.gatherings, whole.sides, result.draws, watches, guards)
+        return SplitPlan(
+            dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views
+        )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:
         """Yield the way that the script declares, or else all ways that the shapes allow."""

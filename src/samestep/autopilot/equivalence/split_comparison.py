@@ -39,6 +39,7 @@ from samestep.autopilot.split.guards import changed, kept_of_slice, python_state
 from samestep.autopilot.split.loss_reduction import read_reduction, watching_reductions
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.shared_memory import SHARES, View, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together, is_device_failure
 from samestep.autopilot.state.reachable_state import is_compiled
@@ -122,6 +123,8 @@ class SplitResult:
     gatherings: Mapping[Path, Gathering]
     outputs: Any
     draws: DrawPlan | None
+    has_views: bool = False
+    """Whether a result of this rank shares memory with another one, an argument or the module."""
 
 
 class SplitComparison:
@@ -199,7 +202,7 @@ class SplitComparison:
     ) -> SplitResult | str:
         # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self.module)
-        outputs, reads = None, SampleReads()
+        outputs, reads, beside = None, SampleReads(), list[tuple[Tensor, Tensor]]()
         checked = CheckedPositions() if is_watched else nullcontext()
         # An output may be a sum or a mean over samples if no dimension holds them.
         shapes = [tensor.shape for tensor in whole.outputs.values()]
@@ -214,22 +217,29 @@ class SplitComparison:
                     watching or nullcontext(),
                 ):
                     part = arguments.sliced(split, dims)
+                    if precise is None:
+                        beside = tensors_beside(self.module, part, arguments, dims, run.before.left())
                     reads.follow(part.samples(dims))
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 self.end_if_device_failed(error)
                 return self._cause(error, SLICE_RAISES)
+            views: Mapping[Path, View] | None = {}
+            if precise is None:
+                views = views_in(dict(leaves(outcome(self.module, outputs, whole.sides))), beside)
             compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
         if isinstance(compared, str):
             return _with_draws(compared, unknown)
+        if precise is None and not self.agreed(views is not None):
+            return SHARES
         if mode is not None and not self.agreed(not unknown):
             return _with_draws(UNPLANNED_DRAWS, unknown)
         if whole.reads:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = compared
-        return SplitResult(gatherings, result, None if mode is None else mode.plan())
+        return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views))
 
     def _compared(
         self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
@@ -273,6 +283,7 @@ class SplitComparison:
         """
         has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
+        marked = next((path for path, part in parts.items() if type(part) is Tensor and vars(part)), None)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
@@ -280,6 +291,7 @@ class SplitComparison:
         values = {
             "its outputs have another structure": has_structure,
             f"its output{place or ''} is no tensor and may depend on the slice": place is None,
+            f"its output{text((marked or ())[1:])} has attributes beside its numbers": marked is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
         state = {

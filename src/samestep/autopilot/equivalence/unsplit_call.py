@@ -139,7 +139,11 @@ class ModuleRun:
             recorder or nullcontext(),
             reads if self.dims else nullcontext(),
         ):
-            returned = self._forward(self.module, *used.args, **used.kwargs)
+            try:
+                returned = self._forward(self.module, *used.args, **used.kwargs)
+            except BaseException:
+                kept.restore()
+                raise
         is_same = not kept.are_changed() and versions_of(used) == versions_in and copied.same(arguments)
         name, writes = self.before.rewritten(versions), ""
         if not is_same:

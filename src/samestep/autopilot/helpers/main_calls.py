@@ -47,6 +47,7 @@ from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
+from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
@@ -239,11 +240,8 @@ class MainCalls:
         try:
             reach = Reach.of(call.module)
             plain = {**reach.plain, **reach.of_tensors}
-            return (
-                reach,
-                plain,
-                self._signatures.signature(call.module, call.arguments, plain, known.failed()),
-            )
+            signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
+            return reach, plain, signature
         except Exception as error:  # noqa: BLE001 - of any object of the script
             return Obstacle(f"its state cannot be read ({type(error).__name__}: {error})")
 
@@ -383,7 +381,7 @@ class MainCalls:
             return None
         self._plans_sent.add(number)
         try:
-            self._mirrored[module].record(module, MirrorState.now(module))
+            self._mirrored[module].record(MirrorState.now(module))
         except MirrorError as error:
             return Verdict(None, why=str(error))
         return verdict
@@ -603,7 +601,7 @@ class MainCalls:
             known.record_values()
             return
         try:
-            known.record(module, MirrorState.now(module))
+            known.record(MirrorState.now(module), outcome(module, None, plan.sides))
         except MirrorError:  # the next call finds it, too
             del self._mirrored[module]
 
@@ -620,6 +618,7 @@ class MainCalls:
             )
             by_id = dict(zip(map(id, result.graph.outputs), with_gradients, strict=True))
             whole, sides = mapped((whole, sides), lambda _, tensor: by_id.get(id(tensor), tensor))
+        whole, sides = with_views((whole, sides), result.views)
         assign_side_outputs(attempt.call.module, sides)
         return whole
 

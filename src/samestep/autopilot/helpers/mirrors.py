@@ -17,10 +17,8 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
-from weakref import ref
 
 import numpy as np
 import torch
@@ -37,7 +35,6 @@ from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedW
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
-    MODULE_ATTRIBUTES,
     PLAIN,
     called_by,
     forget_classes,
@@ -48,7 +45,7 @@ from samestep.autopilot.state.reachable_state import (
     modules_of,
     reached,
 )
-from samestep.autopilot.state.saved_state import carried_by, generator_state, is_generator, version_of
+from samestep.autopilot.state.saved_state import carried_by, comparable_state, is_generator, version_of
 from samestep.base import env
 from samestep.base.errors import Error
 from samestep.base.units import one_line
@@ -73,7 +70,7 @@ class MirrorError(Error):
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """The state that mirrors of a module must have, beside values of tensors and settings of layers."""
+    """The state that mirrors of a module must have, beside values of tensors."""
 
     values: Attributes
     """All of it that can be compared."""
@@ -87,7 +84,9 @@ class MirrorState:
         Raises:
             MirrorError: some of it cannot be compared.
         """
+        reach = Reach.of(module) if reach is None else reach
         values = dict(python_state(module, reach))
+        values[0, "settings of all"] = reach.settings
         values.pop((0, "training of all"), None)  # goes with each call
         objects: list[Any] = []
         for place, part in enumerate(modules_of(module)):
@@ -116,7 +115,7 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         if key[1].count(".") < _DEPTH:
             values[key] = value
     elif is_generator(value):
-        values[key] = repr(generator_state(value))
+        values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
         values[key] = tuple(map(id, _flat_elements(value)))
     elif isinstance(value, np.ndarray):
@@ -135,42 +134,9 @@ def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
                 yield (key[0], f"{key[1]}.{place}.{name}"), setting
 
 
-class LayerSettings:
-    """The settings of torch's layers in a module, such as a momentum, when they were last the same.
-
-    Numbers do not change in place, so most layers are compared by the identity of their attributes.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        layers = (part for part in modules_of(module) if type(part).__module__.startswith("torch."))
-        # The module may be one of them, and ends when the script holds it no more.
-        self._layers = [(ref(layer), dict(vars(layer))) for layer in layers]
-
-    def are_as_before(self) -> bool:
-        """Return whether all layers have the settings that they had."""
-        for place, (layer, before) in enumerate(self._layers):
-            alive = layer()
-            if alive is None:
-                return False
-            now = vars(alive)
-            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
-                continue
-            if dict(_settings_in(now)) != dict(_settings_in(before)):
-                return False
-            self._layers[place] = layer, dict(now)
-        return True
-
-
 def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
     """Return the flags, numbers and texts that a script has set as attributes of a tensor."""
     return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
-
-
-def _settings_in(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings among the attributes of a layer."""
-    for name, value in attributes.items():
-        if name not in MODULE_ATTRIBUTES and isinstance(value, (*PLAIN, tuple)):
-            yield name, value
 
 
 def _flat_elements(values: Any) -> list[Any]:
@@ -320,21 +286,27 @@ class MirroredModule:
     objects: list[Any] = field(default_factory=list)
     """References to the submodules, tensors and objects that the module reaches; weak ones where that is
     possible, since an object may refer to the module."""
-    settings: LayerSettings | None = None
     requires_grad: list[bool] = field(default_factory=list)
     """The flag of each tensor when the mirror was sent."""
     values_beside: Attributes = field(default_factory=dict)
     """The state of the module beside tensors, after the last call."""
+    assigned: list[tuple[Tensor, int | None, Tensor | None]] = field(default_factory=list)
+    """The tensors that the last call has assigned to attributes, which all ranks have, with their versions,
+    and with their values if they are small: writes through ``data`` leave a version as it is."""
 
     def __post_init__(self) -> None:
         self.unshared = Groups(
             tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
         )
 
-    def record(self, module: nn.Module, state: MirrorState) -> None:
-        """Record that the mirror now is as the module, whose state beside tensors this is."""
+    def record(self, state: MirrorState, assigned: Any = None) -> None:
+        """Record that the mirror now is as the module, in this state and with what a call has assigned."""
+        self.assigned = [
+            (tensor, version_of(tensor), tensor.detach().clone() if _is_compared(tensor) else None)
+            for _, tensor in leaves(assigned)
+        ]
         self.objects = [_reference(value) for value in state.objects]
-        self.settings, self.values_beside = LayerSettings(module), state.values
+        self.values_beside = state.values
         self.record_values()
 
     def record_values(self) -> None:
@@ -354,12 +326,13 @@ class MirroredModule:
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
+        for tensor, of_call, value in self.assigned:
+            if version_of(tensor) != of_call or (value is not None and not torch.equal(tensor, value)):
+                return False
         return (
             len(state.objects) == len(self.objects)
             and all(map(_refers, self.objects, state.objects))
             and state.values == self.values_beside
-            and self.settings is not None
-            and self.settings.are_as_before()
         )
 
     def note_written(self) -> None:
@@ -392,7 +365,18 @@ class MirroredModule:
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
 
+def _is_compared(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are compared: on a device this would wait for it."""
+    return tensor.device.type == "cpu" and tensor.nbytes < _LARGE
+
+
 def _reference(value: Any) -> Any:
+    """Return a weak reference, if one is possible; a weight that has one cannot be swapped with another.
+
+    The mirror has a reference to each weight anyway.
+    """
+    if isinstance(value, nn.Parameter):
+        return value
     try:
         return weakref.ref(value)
     except TypeError:
@@ -461,7 +445,7 @@ class Mirrors:
         is_shared = [self._place_of(tensor) is not None for tensor in tensors]
         flags = [tensor.requires_grad for tensor in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
-        known.record(module, state)
+        known.record(state)
         described = [self._described(tensor) for tensor in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()

@@ -1,8 +1,8 @@
 """Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,12 @@ from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_
 from samestep.autopilot.split.loss_reduction import watching_reductions
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
+from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
-from samestep.base.errors import PeerLost
+from samestep.base.errors import PeerLost, UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
@@ -113,6 +114,8 @@ class CallResult:
     """The tensors of this process of which the graph's sources are copies."""
     constants: frozenset[int] = frozenset()
     """The places of the graph's outputs that have no gradients in the script."""
+    views: Mapping[Path, View] = field(default_factory=dict)
+    """The outputs and side outputs that are views of others, of arguments or of tensors of the module."""
 
 
 class RankSlices:
@@ -224,11 +227,15 @@ class RankSlices:
         if self._copies:
             part = CallArguments(*mapped(part.both, _copied))
         returned = ReturnedTensors(part, arguments, plan.dims)
+        finds_views = plan.has_views and not self._copies
+        _, now = outcome(module, None, states)
+        beside = tensors_beside(module, part, arguments, plan.dims, (None, now)) if finds_views else []
         with watching_reductions(when=plan.watches_reductions) as watching:
             with watching or nullcontext():
                 outputs = self._own_outputs(plan, forward, module, part, split, before)
             parts = outcome(module, outputs, plan.sides)
             whole = gather_outcome(parts, plan.gatherings, split, name=type(module).__name__)
+            views = _views(parts, whole, beside) if finds_views else {}
             outputs, sides = returned.united(parts, whole)
         assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
         distinct: dict[int, tuple[Path, Tensor]] = {}
@@ -239,13 +246,13 @@ class RankSlices:
         if not self._copies:
             outputs, sides = returned.for_script((outputs, sides))
         if not with_gradients:
-            return CallResult(outputs, sides, None, [])
+            return CallResult(outputs, sides, None, [], views=views)
         with_graph = [output for _, output in with_gradients]
         sparse = sparse_places(module, weights)
         read = [_rows_of(plan.gatherings.get(path), output, total) for path, output in with_gradients]
         graph = CallGraph(with_graph, [*weights, *inputs.copies], len(weights), sparse, total, read)
         sources = [*weights, *inputs.used_by(with_graph)]
-        return CallResult(outputs, sides, graph, sources, inputs.constants(with_graph))
+        return CallResult(outputs, sides, graph, sources, inputs.constants(with_graph), views)
 
     def _share_state(
         self, module: nn.Module, states: Sequence[SideOutput], inputs: "_Inputs", split: BatchSplit
@@ -282,6 +289,18 @@ class RankSlices:
             gradients = _gradients(pairs, graph.sources, retain=retain)
         of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse)
         return [*of_weights, *gradients[len(weights) :]]
+
+
+def _views(parts: Any, whole: Any, beside: Sequence[tuple[Tensor, Tensor]]) -> dict[Path, View]:
+    """Return the views among the results of a slice.
+
+    Raises:
+        UsageError: those of the whole batch cannot be the same views.
+    """
+    views = views_in(dict(leaves(parts)), beside)
+    if views is None or not have_values_of(views, whole):
+        raise UsageError(SHARES)
+    return views
 
 
 def rows_of_inputs(arguments: CallArguments, plan: SplitPlan) -> dict[int, RowsOfTensor]:

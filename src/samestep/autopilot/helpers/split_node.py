@@ -22,6 +22,7 @@ from samestep.autopilot.helpers.slices import CallResult
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
 from samestep.autopilot.split.guards import Reach
+from samestep.autopilot.split.sharded_autograd import leaves_in_order
 from samestep.autopilot.split_calls import ModuleCall, is_inside
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
 from samestep.hooks import declarations
@@ -67,8 +68,8 @@ class _Saved:
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: "NodeCall", token: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.sources = call, sources
+    def forward(ctx: Any, call: "NodeCall", token: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(token)
         return tuple(output.data for output in call.outputs)
@@ -76,7 +77,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors  # raises if torch has released the graph
-        return None, None, *ctx.call.backward(ctx.sources, gradients, retain=_retains.get())
+        return None, None, *ctx.call.backward(gradients, retain=_retains.get())
 
 
 def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -85,12 +86,53 @@ def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     finalize(saved, call.release)
     held, token = [saved], torch.empty(0, device="cpu")
     with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
-        outputs: tuple[Tensor, ...] = _Node.apply(call, token, *sources)  # type: ignore[no-untyped-call]
+        operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
+        outputs: tuple[Tensor, ...] = _Node.apply(call, token, *operands)  # type: ignore[no-untyped-call]
     return outputs
 
 
+def _has_hooks(source: Tensor) -> bool:
+    return bool(source._backward_hooks or getattr(source, "_post_accumulate_grad_hooks", None))  # noqa: SLF001
+
+
+class _Operand(torch.autograd.Function):
+    """A tensor itself; autograd runs the later of two such nodes first, and the hooks on its tensor."""
+
+    @staticmethod
+    def forward(_: Any, source: Tensor) -> Tensor:
+        return source.view_as(source)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sources, each by a node, so that hooks on them run in the order of an unsplit backward.
+
+    Hooks may draw random numbers.
+    """
+    places = {id(leaf): place for place, leaf in enumerate(leaves_in_order(call.outputs))}
+    numbered = zip(range(len(sources)), call.leaves, strict=True)
+    order = sorted(numbered, key=lambda pair: places.get(id(pair[1]), len(places)), reverse=True)
+    operands = [*sources]
+    for at, _ in order:
+        if sources[at].requires_grad:
+            operands[at] = _Operand.apply(sources[at])  # type: ignore[no-untyped-call]
+    return operands
+
+
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
+BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
+
+
+def _is_batched(gradient: Tensor | None) -> bool:
+    """Return whether a tensor stands for several ones, which no message can carry."""
+    functions = torch._C._functorch  # noqa: SLF001 - no public spelling
+    return gradient is not None and (
+        functions.is_batchedtensor(gradient) or functions.is_legacy_batchedtensor(gradient)
+    )
 
 
 @dataclass(slots=True)
@@ -123,21 +165,21 @@ class NodeCall:
         self._calls, self._signature, self._plan = calls, signature, signature.plan
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
+        self._sources = result.sources
         self._versions = [version_of(source) for source in result.sources]
         self.outputs: Sequence[Tensor] = result.graph.outputs
+        self.leaves: Sequence[Tensor] = result.graph.sources
         self._constants = result.constants
 
-    def backward(
-        self, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], *, retain: bool
-    ) -> Sequence[Tensor | None]:
+    def backward(self, gradients: Sequence[Tensor | None], *, retain: bool) -> Sequence[Tensor | None]:
         """Return the gradients of the sources, given those of the outputs; another backward may follow.
 
         With gradients enabled it computes them by operations that can be differentiated again.
         """
-        creates_graph = torch.is_grad_enabled()
+        creates_graph, sources = torch.is_grad_enabled(), self._sources
         is_modified = [version_of(source) for source in sources] != self._versions
-        if creates_graph:
-            self._signature.stay_unsplit(CREATES_GRAPH)
+        if creates_graph or any(map(_is_batched, gradients)):
+            self._signature.stay_unsplit(CREATES_GRAPH if creates_graph else BATCHED)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if averages is not None:
@@ -185,5 +227,5 @@ class NodeCall:
 
     def release(self) -> None:
         """Release the graph on all ranks."""
-        self._attempt, self.outputs = None, []
+        self._attempt, self.outputs, self.leaves, self._sources = None, [], [], []
         self._calls.release(self._number)

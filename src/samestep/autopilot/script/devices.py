@@ -151,6 +151,7 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
     hooks: dict[Hook, Make] = {
         declarations.TORCH_LOAD: wrapping(_load_onto_cpu),
         declarations.TORCH_GENERATOR: instead(_Generator),
+        declarations.DEVICE_MODULE: wrapping(_device_module),
         declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
         **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
         **{declarations.cuda_function(name): instead(value) for name, value in STAND_INS.items()},
@@ -247,6 +248,12 @@ def _load_onto_cpu(load: Callable[..., Any], f: Any, *where: Any, **kwargs: Any)
     """Load everything onto the CPU, whatever `map_location` is."""
     kwargs.pop("map_location", None)
     return load(f, _CPU, *where[1:], **kwargs)
+
+
+def _device_module(original: Callable[..., Any], device: Any = None) -> Any:
+    """Return `torch.cuda` for a CUDA device, which `torch.device` does not name here."""
+    name = device.type if isinstance(device, torch.device) else device
+    return torch.cuda if isinstance(name, str) and _NAME.fullmatch(name) else original(device)
 
 
 def _answering(original: Callable[..., Any], value: Any) -> Callable[..., Any]:

@@ -126,8 +126,7 @@ class CallArguments:
 
     @cached_property
     def _tensors(self) -> list[tuple[Path, Tensor]]:
-        tensors = leaves(self.both)
-        return [(path, tensor) for path, tensor in tensors if tensor.dim() and tensor.layout == torch.strided]
+        return [(path, tensor) for path, tensor in leaves(self.both) if tensor.dim() and _is_dense(tensor)]
 
     @property
     def both(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -160,8 +159,10 @@ class CallArguments:
         )
 
     def form(self) -> tuple[Any, ...]:
-        """Return the tensors' part of the call signature: places, dimensions and dtypes, but no sizes."""
-        return tuple((path, tensor.dim(), tensor.dtype) for path, tensor in self.tensors())
+        """Return the tensors' part of the call signature: places, dimensions, dtypes, but no sizes."""
+        return tuple(
+            (path, tensor.dim(), tensor.dtype, tensor.is_contiguous()) for path, tensor in self.tensors()
+        )
 
     def total(self, dims: Dims) -> int | None:
         """Return the number of samples; None if the inputs do not agree on it.
@@ -186,6 +187,11 @@ class CallArguments:
         places = range(split.start, split.start + split.local)
         args, kwargs = mapped(selected(self.both, dims, places), sliced)
         return CallArguments(args, kwargs)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor has strides: neither a sparse one, nor a nested one, which has no sizes."""
+    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def candidates(arguments: CallArguments, size: int) -> Iterator[Dims]:

@@ -316,6 +316,8 @@ class SplitPlan:
     """Whether an output is reduced over samples and has no autograd graph to read the reduction from."""
     reads: Mapping[Site, Any] = field(default_factory=dict)
     """The values that forward reads from its samples, which must be those of the equivalence check."""
+    has_views: bool = False
+    """Whether an output or side output shares memory with another one, an argument or the module."""
 
 
 def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:

@@ -8,10 +8,12 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -26,7 +28,15 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.split.call_arguments import CallArguments
-from samestep.autopilot.state.reachable_state import LISTS, PLAIN, is_record, modules_of, reached, walked
+from samestep.autopilot.state.reachable_state import (
+    LISTS,
+    MODULE_ATTRIBUTES,
+    PLAIN,
+    is_record,
+    modules_of,
+    reached,
+    walked,
+)
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
@@ -44,6 +54,7 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
     (RNNBase, "dropout"),
 )
 """Layers of torch whose calls depend on a number, and the attribute that holds it."""
+_DIMS_OF_MATRIX = 2
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 """Elements of arrays whose digest, and of lists whose values are guards: guesses, as each call compares
 them."""
@@ -86,6 +97,8 @@ class Reach:
     """The flags, numbers and texts, without those in tensors."""
     of_tensors: Attributes
     """The numbers in short tensors, and in buffers of one floating-point number."""
+    settings: "tuple[_Settings, ...]"
+    """The settings of each of torch's layers."""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Reach":
@@ -93,7 +106,63 @@ class Reach:
         values = [*reached(module)]
         plain, of_tensors = _plain_in(values)
         _add_layers(module, plain, of_tensors)
-        return cls(values, plain, of_tensors)
+        settings = _layer_settings.setdefault(module, _LayerSettings()).now(module)
+        plain[0, "settings of all"] = hash(tuple(of_layer.kinds for of_layer in settings))
+        return cls(values, plain, of_tensors, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of one of torch's layers, such as a dimension or a momentum."""
+
+    values: Mapping[str, Any]
+    kinds: int = field(compare=False)
+    """A number that changes with them, but for fractions such as a momentum that is no zero."""
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> "_Settings":
+        """Return the flags, numbers, texts and tuples of these among the attributes of a layer."""
+        values = {
+            name: value
+            for name, value in attributes.items()
+            if name not in MODULE_ATTRIBUTES and all(isinstance(part, PLAIN) for part in _flat(value))
+        }
+        kinds = tuple(
+            (name, value != 0 if isinstance(value, float) else value) for name, value in values.items()
+        )
+        return cls(values, hash(kinds))
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    return value if type(value) is tuple else (value,)
+
+
+class _LayerSettings:
+    """The settings of torch's layers in a module when they were last read.
+
+    Numbers do not change in place, so most layers are compared by the identity of their attributes.
+    """
+
+    def __init__(self) -> None:
+        # The module may be one of the layers, and ends when the script holds it no more.
+        self._known: dict[int, tuple[ref[nn.Module], dict[str, Any], _Settings]] = {}
+
+    def now(self, module: nn.Module) -> tuple[_Settings, ...]:
+        """Return the settings of each layer."""
+        layers = (part for part in modules_of(module) if type(part).__module__.startswith("torch."))
+        return tuple(self._of(place, layer) for place, layer in enumerate(layers))
+
+    def _of(self, place: int, layer: nn.Module) -> _Settings:
+        now, known = vars(layer), self._known.get(place)
+        if known is not None and known[0]() is layer:
+            _, before, settings = known
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                return settings
+        self._known[place] = ref(layer), dict(now), _Settings.of(now)
+        return self._known[place][2]
+
+
+_layer_settings: WeakKeyDictionary[nn.Module, _LayerSettings] = WeakKeyDictionary()
 
 
 def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[Key, Any]]:
@@ -115,7 +184,7 @@ def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[K
 
 def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, Any]) -> None:
     """Add the classes and modes of a module's layers, and the flags and numbers of torch's layers."""
-    training, kinds, trainable = 0, 0, 0
+    training, kinds, trainable, moved = 0, 0, 0, 0
     of_kinds: dict[type, tuple[int, list[str]]] = {}
     for place, part in enumerate(modules_of(module)):
         kind = type(part)
@@ -138,10 +207,13 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
                 of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
         for parameter in part._parameters.values():  # noqa: SLF001
-            trainable += parameter is not None and parameter.requires_grad
+            if parameter is not None:
+                trainable += parameter.requires_grad
+                moved += parameter.dim() > _DIMS_OF_MATRIX and not parameter.is_contiguous()
     plain[0, "training of all"] = training
     plain[0, "layers of all"] = kinds
     plain[0, "requires_grad of all"] = trainable
+    plain[0, "channels last of all"] = moved  # an output has the layout of the weights
 
 
 def _identity(value: Any) -> int:
@@ -316,8 +388,16 @@ def _is_share(value: Any, total: int) -> bool:
 
 def observer() -> str | None:
     """Return which hook or mode of the script would get slices of any split call; None for neither."""
-    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:  # noqa: SLF001
+    hooks_of_all = (
+        torch_modules._global_forward_hooks,  # noqa: SLF001 - no public spelling
+        torch_modules._global_forward_pre_hooks,  # noqa: SLF001
+        torch_modules._global_backward_hooks,  # noqa: SLF001
+        torch_modules._global_backward_pre_hooks,  # noqa: SLF001
+    )
+    if any(hooks_of_all):
         return "a hook on all modules would get slices"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
+        return "hooks on saved tensors are disabled, and a split call needs one"
     modes: list[object] = [
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]

@@ -14,9 +14,12 @@ uses these functions again, so both can be differentiated twice.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import torch
@@ -154,6 +157,32 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 waiting.append(next_node)
+
+
+def leaves_in_order(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves of a graph in the order in which a backward of all outputs comes to them."""
+    roots = [*dict.fromkeys(output.grad_fn for output in outputs if output.grad_fn is not None)]
+    left = Counter(after for node in nodes_of(outputs) for after, _ in node.next_functions)
+    ready: list[tuple[float, int, Any]] = []
+    reached: list[Tensor] = []
+
+    def push(node: Any) -> None:
+        # Autograd comes to a leaf at once, and else to the latest operation; a slice stands for its input.
+        is_leaf = hasattr(node, "variable") or type(node) in _INPUTS
+        heappush(ready, (-math.inf if is_leaf else -node._sequence_nr(), next(pushed), node))  # noqa: SLF001
+
+    pushed = count()
+    for root in roots:
+        if not left[root]:
+            push(root)
+    while ready:
+        *_, node = heappop(ready)
+        reached += [node.variable] if hasattr(node, "variable") else []
+        for after, _ in node.next_functions:
+            left[after] -= 1
+            if after is not None and not left[after]:
+                push(after)
+    return reached
 
 
 def uses_split_call(outputs: Any) -> bool:

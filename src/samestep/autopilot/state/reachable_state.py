@@ -84,10 +84,10 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     torchs_kinds: set[Any] = set()
     for place, part in enumerate(parts):
         kind = type(part)
-        if kind in torchs_kinds:
-            continue
-        if kind.__module__.startswith("torch."):
+        if kind in torchs_kinds or kind.__module__.startswith("torch."):
             torchs_kinds.add(kind)
+            if "forward" in vars(part):  # the script has replaced that of one layer
+                yield (place, "forward"), vars(part)["forward"]
             continue
         kinds.add(kind)
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute

@@ -227,6 +227,12 @@ def generator_state(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
+def comparable_state(generator: Any) -> Any:
+    """Return a value that changes with the state of a random generator; a long tensor's text would not."""
+    state = generator_state(generator)
+    return bytes(state.tolist()) if isinstance(state, Tensor) else repr(state)
+
+
 def _set_generator_state(generator: Any, state: Any) -> None:
     """Set the state of a random generator."""
     if isinstance(generator, np.random.Generator):
@@ -298,23 +304,28 @@ _MOST_SAVED = 1000
 
 
 class SavedArguments:
-    """The containers and objects in the arguments of a call, with their contents."""
+    """The containers, objects and random generators in the arguments of a call, with their contents."""
 
     def __init__(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         reached = walk([((0, ""), (arguments, dict(named)))], _parts, depth=inf)
         objects = _distinct(value for _, value in reached if not isinstance(value, _NO_OBJECTS))
-        self._kept = [(value, *_contents_and_fields(value)) for value in islice(objects, _MOST_SAVED)]
+        kept = [*islice(objects, _MOST_SAVED)]
+        self._kept = [(value, *_contents_and_fields(value)) for value in kept]
+        self._generators = [(value, generator_state(value)) for value in kept if is_generator(value)]
+        self._states = [comparable_state(value) for value, _ in self._generators]
 
     def are_changed(self) -> bool:
-        """Return whether a container or an object has other contents than before."""
+        """Return whether a container or an object has other contents, or a generator another state."""
         for value, *before in self._kept:
             for contents, current in zip(before, _contents_and_fields(value), strict=True):
                 if not _are_same(list(_elements(contents)), list(_elements(current))):
                     return True
-        return False
+        return [comparable_state(value) for value, _ in self._generators] != self._states
 
     def restore(self) -> None:
-        """Restore the contents."""
+        """Restore the contents and the states."""
+        for generator, state in self._generators:
+            _set_generator_state(generator, state)
         for value, contents, fields in self._kept:
             if contents is not None:
                 refill(value, contents)

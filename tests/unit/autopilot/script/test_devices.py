@@ -152,3 +152,12 @@ def test_gpus_cannot_be_hidden_once_the_driver_is_open(monkeypatch):
     monkeypatch.setattr("samestep.autopilot.script.devices.driver_is_open", lambda: True)
     with pytest.raises(UsageError), own_device(Options()):
         pass
+
+
+def test_a_script_on_the_cpu_forks_the_generators():
+    with onto_cpu():
+        torch.manual_seed(3)
+        with torch.random.fork_rng():
+            first = torch.rand(2)
+        assert torch.equal(torch.rand(2), first)
+        assert evaluated("torch.get_device_module('cuda') is torch.cuda")

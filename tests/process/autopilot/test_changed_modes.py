@@ -1,0 +1,196 @@
+"""Scripts change layers, modes and generators between calls, and get what `python` gives."""
+
+import random
+import types
+import warnings
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Net(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(nn.Linear(4, 5), *layers)
+        for number, parameter in enumerate(self.parameters()):
+            parameter.data = drawn(*parameter.shape, seed=number)
+
+
+def gradients(model, calls=2, context=nullcontext):
+    """Call a model; return sums of its outputs and gradients."""
+    found = []
+    for number in range(calls):
+        with context():
+            outputs = model(drawn(12, 4, seed=number))
+        model.zero_grad()
+        outputs.square().sum().backward()
+        found += [outputs.sum().item(), outputs[0].sum().item(), model[0].weight.grad.sum().item()]
+    return found
+
+
+def a_dimension_of_a_layer():
+    """A softmax over the batch compares samples."""
+    model = Net(nn.Softmax(1))
+    first = gradients(model)
+    model[1].dim = 0
+    return [*first, *gradients(model)]
+
+
+def forward_of_a_layer():
+    model = Net()
+    first = gradients(model)
+    model[0].forward = types.MethodType(lambda layer, x: x @ layer.weight.t() + 7, model[0])
+    return [*first, *gradients(model)]
+
+
+def a_layout_of_weights():
+    """Outputs have the layout of the weights, which `view` of a script depends on."""
+    model, x, found = nn.Conv2d(3, 4, 3, bias=False).double(), drawn(12, 3, 5, 5), []
+    model.weight.data = drawn(4, 3, 3, 3)
+    for layout in (torch.contiguous_format, torch.channels_last) * 2:
+        model.to(memory_format=layout)
+        found += [float(stride) for stride in model(x).stride()]
+    return found
+
+
+GENERATORS = {
+    "torch": lambda: torch.Generator().manual_seed(3),
+    "numpy": lambda: np.random.default_rng(3),
+    "python": lambda: random.Random(3),
+}
+
+
+class Scaled(Net):
+    def forward(self, x, generator):
+        number = (
+            torch.rand(1, generator=generator).item()
+            if isinstance(generator, torch.Generator)
+            else generator.random()
+        )
+        return super().forward(x) * number
+
+
+def numbers_of_a_generator(kind):
+    generator, model = GENERATORS[kind](), Scaled()
+    return [model(drawn(12, 4, seed=number), generator).sum().item() for number in range(3)]
+
+
+class OwnGenerator(Net):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand(5, generator=self.generator)
+
+
+def numbers_drawn_between_calls():
+    """The text of a long tensor leaves out most of the state."""
+    model = OwnGenerator()
+    found = gradients(model)
+    for _ in range(3):
+        found += [torch.rand(1, generator=model.generator).item(), *gradients(model, calls=1)]
+    return found
+
+
+def backward_hooks_on_all_modules():
+    model, rows = Net(nn.ReLU()), []
+    found = gradients(model)
+    handle = torch_modules.register_module_full_backward_hook(
+        lambda _, __, of_outputs: rows.append(float(len(of_outputs[0])))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of inputs without gradients
+        found += gradients(model)
+    handle.remove()
+    return [*found, *rows]
+
+
+def disabled_hooks():
+    def disabled():
+        return torch.autograd.graph.disable_saved_tensors_hooks("a test")
+
+    return gradients(Net(nn.ReLU()), context=disabled)
+
+
+def batched_gradients():
+    model, x = Net(nn.Tanh()), drawn(12, 4).requires_grad_()
+    found = gradients(model)
+    for _ in range(2):
+        outputs = model(x)
+        several = torch.autograd.grad(
+            outputs, [x, model[0].weight], drawn(3, 12, 5), is_grads_batched=True, retain_graph=True
+        )
+        found += [gradient.square().sum().item() for gradient in several]
+        found.append(torch.autograd.grad(outputs.sum(), x)[0].sum().item())
+    return found
+
+
+def nested_tensors(layout):
+    model, found = Net(), []
+    parts = [drawn(rows, 4, seed=rows) for rows in (2, 3, 1, 4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype
+        for _ in range(2):
+            outputs = model(torch.nested.nested_tensor(parts, layout=layout))
+            found.append(sum(part.sum().item() for part in outputs.unbind()))
+    return found
+
+
+def swapped_weights():
+    """`load_state_dict` and `Module.to` swap weights if a script has asked torch for it."""
+    model, second = Net(), Net()
+    second[0].weight.data.mul_(2)
+    found = gradients(model)
+    torch.utils.swap_tensors(model[0].weight, second[0].weight)
+    return [*found, *gradients(model), *gradients(second)]
+
+
+def noise_on_gradients():
+    """Hooks that draw random numbers run in the order of the unsplit backward."""
+    torch.manual_seed(3)
+    model = Net(nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4))
+    model.double()
+    order, x = [], drawn(12, 4).requires_grad_()
+    for number, parameter in enumerate([*model.parameters(), x]):
+        parameter.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+        if number % 2 and parameter is not x:
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: order.append(float(number)))
+    found = gradients(model)
+    model(x).square().sum().backward()
+    return [*found, *order, *x.grad.flatten().tolist()]
+
+
+SPLIT_BEFORE = [
+    *(a_dimension_of_a_layer, forward_of_a_layer, backward_hooks_on_all_modules, batched_gradients),
+    *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),
+]
+
+
+@pytest.mark.parametrize("work", SPLIT_BEFORE, ids=lambda work: work.__name__)
+def test_calls_that_were_split_before_a_change_are_as_on_one_worker(compared, work):
+    split, *_ = compared(work)
+    assert split >= 2
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generators_that_a_call_is_given_are_as_on_one_worker(compared, kind):
+    compared(numbers_of_a_generator, kind)
+
+
+def test_calls_without_hooks_on_saved_tensors_are_unsplit(compared):
+    split, *_ = compared(disabled_hooks)
+    assert split == 0
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
+def test_calls_with_nested_tensors_are_unsplit(compared, layout):
+    split, *_ = compared(nested_tensors, layout)
+    assert split == 0
