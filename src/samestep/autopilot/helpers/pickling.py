@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -51,7 +51,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
-        reduced = _reduced_code(value) or _reduced_object(value)
+        reduced = _reduced_code(value) or _reduced_by_name(value) or _reduced_object(value)
         return super().reducer_override(value) if reduced is None else reduced
 
 
@@ -64,12 +64,25 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
-    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
-        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
     if special is not None and sys.modules.get(special.__name__) is special:
         return importlib.import_module, (special.__name__,)
     return None
+
+
+def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:
+    """Return how to find a value that a module has by a name, but pickle does not find; None for others."""
+    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
+        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
+    module = value.__self__ if isinstance(value, BuiltinFunctionType) else None
+    if isinstance(module, ModuleType) and getattr(module, value.__name__, None) is not value:
+        return _builtin, (module.__name__, value.__name__)
+    return None
+
+
+def _builtin(module: str, name: str) -> Any:
+    """Return a function in C, which the script has replaced in the module and the helper has not."""
+    return getattr(importlib.import_module(module), name)
 
 
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
