@@ -36,6 +36,15 @@ Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
 _FILLED = (OrderedDict, dict, list, deque, set)
 """Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
+_OF_PICKLE = {
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+}
+"""The methods by which a class defines how it is pickled."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -86,12 +95,14 @@ def _builtin(module: str, name: str) -> Any:
 
 
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
-    """Return how to make a container or a module; None for those that pickle can make."""
+    """Return how to make a container, a module or a proxy; None for those that pickle can make."""
     if base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
         state = contents_of(value), fields_of(value)
         return empty, (type(value), setting_of(value)), state, None, None, _fill
     if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
         return _parametrized, (type(value).__mro__[1], vars(value))
+    if _reads_fields(type(value)):
+        return _without_fields, (type(value),), fields_of(value), None, None, restore_fields
     return None
 
 
@@ -99,6 +110,20 @@ def _is_stored_as_base(kind: type) -> bool:
     """Return whether a class leaves it to the class that stores its items how it is pickled."""
     owners = [owner for owner in kind.__mro__ if owner not in (object, *_FILLED, defaultdict)]
     return not any({"__reduce__", "__reduce_ex__", "__getstate__"} & vars(owner).keys() for owner in owners)
+
+
+def _reads_fields(kind: Any) -> bool:
+    """Return whether a plain class has a `__getattr__`, which pickle would call before there are fields.
+
+    That of a proxy reads a field itself, and would call itself without an end.
+    """
+    owners = [vars(owner).keys() for owner in kind.__mro__ if owner is not object]
+    reads = any({"__getattr__", "__getattribute__"} & owner for owner in owners)
+    return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner for owner in owners)
+
+
+def _without_fields(kind: type) -> Any:
+    return object.__new__(kind)
 
 
 def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:

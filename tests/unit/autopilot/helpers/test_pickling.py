@@ -13,3 +13,28 @@ def test_a_function_in_c_that_the_script_has_replaced_is_pickled_by_name(monkeyp
     monkeypatch.undo()
 
     assert unpickled(content, lambda _: None) == {"print": original}
+
+
+class Proxy:
+    """Has the attributes of a value."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getattr__(self, name):
+        return getattr(self.value, name)
+
+
+class KeepsState(Proxy):
+    def __getstate__(self):
+        return {"value": -self.__dict__["value"]}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+def test_an_object_with_the_attributes_of_another_is_made_from_its_fields():
+    """Pickle asks it for `__setstate__` before it has fields: only this finds an endless recursion."""
+    number = unpickled(pickled(Proxy(3 + 4j), lambda _: None), lambda _: None)
+    assert number.imag == 4
+    assert unpickled(pickled(KeepsState(2), lambda _: None), lambda _: None).value == -2
