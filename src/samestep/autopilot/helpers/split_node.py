@@ -203,7 +203,7 @@ class NodeCall:
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _computed_again(self) -> list[Tensor]:
-        """Return the outputs that have gradients, with a graph of the whole call on this rank."""
+        """Return the outputs of the node, each once, with a graph of the whole call on this rank."""
         attempt, device = self._attempt, self._calls.device
         assert attempt is not None
         assert self._plan is not None
@@ -215,7 +215,9 @@ class NodeCall:
             assign_side_outputs(module, attempt.state)
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)
-            return [output for _, output in leaves(value) if output.requires_grad]
+            of_call = {id(argument) for _, argument in leaves(call.arguments.both)}
+            outputs = {id(output): output for _, output in leaves(value) if output.requires_grad}
+            return [output for number, output in outputs.items() if number not in of_call]
         finally:
             is_inside.reset(inside)
             saved.restore()
