@@ -456,7 +456,8 @@ class EquivalenceCheck:
             for final in WRITES_FILES, TRAINS:
                 if not self._comparison.agreed(failure != final):
                     return final
-            return _Failed(failure or "another worker's failed")
+            elsewhere = next(filter(None, self._world.all_gather_objects(failure)), "")
+            return _Failed(failure or f"{elsewhere} on another worker")
         assert whole is not None
         if whole.writes:
             return whole.writes
