@@ -90,7 +90,7 @@ def test_an_output_that_forward_makes_a_leaf_gets_a_gradient(compared, use):
 
 
 @pytest.mark.parametrize("use", [retained, hooked])
-def test_calls_whose_outputs_do_not_depend_on_each_other_stay_split(compared, use):
+def test_calls_with_independent_outputs_are_split_after_hooks_on_them(compared, use):
     split, unsplit, _ = compared(trained_with, Twins, use)
     assert (split, unsplit) == (4, 0)
 

@@ -150,8 +150,8 @@ class NodeCall:
 
     def has_operand(self, place: int) -> bool:
         """Return whether other outputs are computed from the one at a place."""
-        others = [output for number, output in enumerate(self.outputs) if number != place]
-        return bool(others) and is_operand(self.outputs[place], others)
+        rest = [output for number, output in enumerate(self.outputs) if number != place]
+        return bool(rest) and is_operand(self.outputs[place], rest)
 
     def hook(self, place: int, hook: "GradientHook") -> RemovableHandle:
         """Call a hook with the gradient of an output, that by the outputs computed from it included."""
