@@ -61,14 +61,14 @@ def hooked(operand, output, loss):
     return gradients[0]
 
 
-def trained_with(make, use, steps=4):
+def trained_with(make, use, shape=(7, 5), steps=4):
     """Return the losses and gradients of a training."""
     torch.manual_seed(0)
     model, results = make().double(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(steps):
         optimizer.zero_grad()
-        operand, output, scale = model(drawn(7, 5, seed=number))
+        operand, output, scale = model(drawn(*shape, seed=number))
         loss = output.square().mean() + operand.sin().mean() + scale.square()
         gradient = use(operand, output, loss)
         optimizer.step()
@@ -86,6 +86,12 @@ def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use
 @pytest.mark.parametrize("use", [slope, penalty, retained, hooked])
 def test_an_output_that_forward_makes_a_leaf_gets_a_gradient(compared, use):
     *_, lines = compared(trained_with, Coordinates, use)
+    assert any("requires_grad_" in line for line in lines)
+
+
+def test_a_leaf_is_the_reason_also_where_samples_are_in_the_second_dimension(compared):
+    """Only this finds that the points of one image count as too few samples."""
+    *_, lines = compared(trained_with, Coordinates, penalty, (1, 7, 5))
     assert any("requires_grad_" in line for line in lines)
 
 

@@ -32,7 +32,7 @@ from samestep.autopilot.equivalence.split_comparison import (
     SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
+from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.averaged_gradients import averages, sparse_places
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
@@ -55,7 +55,7 @@ LARGE = 5_000_000
 Checks of such models take a sixth of the time."""
 WRITES_FILES = "it writes to files when it is called"
 TRAINS = "it calls backward or steps an optimizer when it is called"
-_ENDS_CHECK = (WRITES_FILES, TRAINS)
+_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
 """Reasons that hold for every way."""
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
