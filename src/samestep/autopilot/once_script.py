@@ -18,6 +18,7 @@ from samestep.autopilot.helpers.helper import computing_slices, serve, silent
 from samestep.autopilot.helpers.helper_processes import HelperProcesses, Helpers, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
+from samestep.autopilot.helpers.operand_gradients import operand_gradients
 from samestep.autopilot.helpers.signal_handlers import delayed_handlers
 from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
@@ -294,6 +295,7 @@ def splitting_between(
             watched_logging(),
             computing_slices(),
             retained_graphs(),
+            operand_gradients(),
             optimizer_steps(account.steps.after_step),
             splitting_calls(calls),
         ):

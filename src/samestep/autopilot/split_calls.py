@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,7 @@ from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached_all, named, wrapping
+from samestep.hooks.tensor_tree import parts_beside_tensors
 
 _receivers: list["SplitsCalls"] = []
 """The receivers of the calls of this process."""
@@ -31,6 +33,7 @@ WRAPPERS = frozenset({"_FabricModule"})
 Fabric registers a hook on each output, which needs the gradient of the whole batch.
 """
 NO_TENSORS = "it is called without dense tensors that have dimensions"
+OF_ARRAYS = "it is called with NumPy arrays; convert them to tensors before the call"
 LAZY = "its parameters have no shapes before its first call"
 OTHER_STATE = "it goes on from the state of a batch of another size"
 
@@ -59,6 +62,11 @@ class ModuleCall:
     def unsplit(self) -> Any:
         """Return the outputs, computed for the whole batch on this rank."""
         return self.forward(self.module, *self.arguments.args, **self.arguments.kwargs)
+
+    def without_samples(self) -> str:
+        """Return the reason for which a call without tensors is unsplit."""
+        values = (value for _, value in parts_beside_tensors(self.arguments.both))
+        return OF_ARRAYS if any(isinstance(value, np.ndarray) for value in values) else NO_TENSORS
 
     @property
     def name(self) -> str:

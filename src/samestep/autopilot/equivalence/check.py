@@ -32,7 +32,7 @@ from samestep.autopilot.equivalence.split_comparison import (
     SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
+from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
@@ -60,7 +60,7 @@ LARGE = 5_000_000
 Checks of such models take a sixth of the time."""
 WRITES_FILES = "it writes to files when it is called"
 TRAINS = "it calls backward or steps an optimizer when it is called"
-_ENDS_CHECK = (WRITES_FILES, TRAINS)
+_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
 """Reasons that hold for every way."""
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
@@ -463,7 +463,8 @@ class EquivalenceCheck:
             for final in WRITES_FILES, TRAINS:
                 if not self._comparison.agreed(failure != final):
                     return final
-            return _Failed(failure or "another worker's failed")
+            elsewhere = next(filter(None, self._world.all_gather_objects(failure)), "")
+            return _Failed(failure or f"{elsewhere} on another worker")
         assert whole is not None
         if whole.writes:
             return whole.writes

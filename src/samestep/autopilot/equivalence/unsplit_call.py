@@ -31,6 +31,9 @@ from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves
 
+MAKES_LEAF = "it returns a tensor on which it has called requires_grad_"
+"""The reason for a call whose script may differentiate its outputs with respect to that tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnsplitCall:
@@ -45,7 +48,7 @@ class UnsplitCall:
     left: Attributes  # the changed state beside tensors
     draws: Sequence[DrawRecord]  # the random draws of the call
     # the reason why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
-    # without an effect that could be compared
+    # without an effect that could be compared, or if it makes a leaf of the graph
     writes: str
     printed: bool  # whether the call printed
     scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
@@ -160,6 +163,8 @@ class ModuleRun:
             precision = unobserved_precision(self._device, operands)
         sides = tuple(self.before.left())
         results = dict(leaves(outcome(self.module, returned, sides)))
+        if grad and not writes and _has_leaf(results, [*operands, *dict(used.tensors()).values()]):
+            writes = MAKES_LEAF
         return UnsplitCall(
             outputs={path: _copied(tensor) for path, tensor in results.items()},
             tensors=results if grad else {},
@@ -182,6 +187,14 @@ def _has_other_threads() -> bool:
     current = threading.current_thread()
     return any(
         thread is not current and not thread.name.startswith("samestep-") for thread in threading.enumerate()
+    )
+
+
+def _has_leaf(results: Mapping[Path, Tensor], operands: Sequence[Tensor]) -> bool:
+    """Return whether a call returns a tensor with a gradient that is neither computed nor an operand."""
+    known = set(map(id, operands))
+    return any(
+        tensor.requires_grad and tensor.is_leaf and id(tensor) not in known for tensor in results.values()
     )
 
 

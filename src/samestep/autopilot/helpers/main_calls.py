@@ -53,7 +53,6 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
     LAZY,
-    NO_TENSORS,
     OTHER_STATE,
     WRAPPERS,
     ModuleCall,
@@ -284,7 +283,7 @@ class MainCalls:
         if (why := self._obstacle_of_parts(call)) is not None:
             return Obstacle(why)
         if not call.arguments.tensors() and not call.arguments.may_have_samples(self._size):
-            return Obstacle(NO_TENSORS, of_parts=False)
+            return Obstacle(call.without_samples(), of_parts=False)
         hooked = hooked_module(call.module)
         if hooked is None:
             return None

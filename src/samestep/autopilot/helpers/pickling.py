@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -36,6 +36,15 @@ Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
 _FILLED = (OrderedDict, dict, list, deque, set)
 """Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
+_OF_PICKLE = {
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+}
+"""The methods by which a class defines how it is pickled."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -51,7 +60,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
-        reduced = _reduced_code(value) or _reduced_object(value)
+        reduced = _reduced_code(value) or _reduced_by_name(value) or _reduced_object(value)
         return super().reducer_override(value) if reduced is None else reduced
 
 
@@ -64,21 +73,36 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
-    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
-        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
     if special is not None and sys.modules.get(special.__name__) is special:
         return importlib.import_module, (special.__name__,)
     return None
 
 
+def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:
+    """Return how to find a value that a module has by a name, but pickle does not find; None for others."""
+    if type(value).__module__ == "sys" and getattr(sys, type(value).__name__, None) is value:
+        return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
+    module = value.__self__ if isinstance(value, BuiltinFunctionType) else None
+    if isinstance(module, ModuleType) and getattr(module, value.__name__, None) is not value:
+        return _builtin, (module.__name__, value.__name__)
+    return None
+
+
+def _builtin(module: str, name: str) -> Any:
+    """Return a function in C, which the script has replaced in the module and the helper has not."""
+    return getattr(importlib.import_module(module), name)
+
+
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
-    """Return how to make a container or a module; None for those that pickle can make."""
+    """Return how to make a container, a module or a proxy; None for those that pickle can make."""
     if base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
         state = contents_of(value), fields_of(value)
         return empty, (type(value), setting_of(value)), state, None, None, _fill
     if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
         return _parametrized, (type(value).__mro__[1], vars(value))
+    if _reads_fields(type(value)):
+        return _without_fields, (type(value),), fields_of(value), None, None, restore_fields
     return None
 
 
@@ -86,6 +110,20 @@ def _is_stored_as_base(kind: type) -> bool:
     """Return whether a class leaves it to the class that stores its items how it is pickled."""
     owners = [owner for owner in kind.__mro__ if owner not in (object, *_FILLED, defaultdict)]
     return not any({"__reduce__", "__reduce_ex__", "__getstate__"} & vars(owner).keys() for owner in owners)
+
+
+def _reads_fields(kind: Any) -> bool:
+    """Return whether a plain class has a `__getattr__`, which pickle would call before there are fields.
+
+    That of a proxy reads a field itself, and would call itself without an end.
+    """
+    owners = [vars(owner).keys() for owner in kind.__mro__ if owner is not object]
+    reads = any({"__getattr__", "__getattribute__"} & owner for owner in owners)
+    return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner for owner in owners)
+
+
+def _without_fields(kind: type) -> Any:
+    return object.__new__(kind)
 
 
 def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:

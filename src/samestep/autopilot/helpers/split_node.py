@@ -5,16 +5,18 @@ rank keeps the graph of its slice as long as torch keeps what this node has save
 ``retain_graph`` no longer than the node of any other operation. The call is computed again if that fails.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import SignatureCalls
 from samestep.autopilot.helpers.mirrors import MirroredModule
@@ -22,8 +24,8 @@ from samestep.autopilot.helpers.slices import CallResult
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
 from samestep.autopilot.split.guards import Reach
-from samestep.autopilot.split.sharded_autograd import leaves_in_order
-from samestep.autopilot.split_calls import ModuleCall, is_inside
+from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order
+from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
@@ -34,6 +36,8 @@ from samestep.hooks.thread_values import ThreadValue
 if TYPE_CHECKING:
     from samestep.autopilot.helpers.main_calls import MainCalls
 
+GradientHook: TypeAlias = Callable[[Tensor], Tensor | None]
+"""Gets the gradient of a tensor, and returns what takes the place of it, if anything does."""
 _retains: ThreadValue[bool] = ThreadValue(default=False)
 """Whether the backward that this thread runs keeps its graph for another one."""
 
@@ -122,8 +126,22 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
     return operands
 
 
+def call_of_operand(tensor: Tensor) -> "NodeCall | None":
+    """Return the split call of which a tensor is an output from which other outputs are computed."""
+    if type(tensor.grad_fn) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
+        return None
+    call: NodeCall = tensor.grad_fn.call  # type: ignore[union-attr]
+    return call if call.has_operand(tensor.output_nr) else None
+
+
+def sources_of(output: Tensor) -> list[Tensor]:
+    """Return the operands of the node of an output of a split call that get gradients."""
+    return [source for source in output.grad_fn.call.sources if source.requires_grad]  # type: ignore[union-attr]
+
+
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
+OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 
 
@@ -165,21 +183,38 @@ class NodeCall:
         self._calls, self._signature, self._plan = calls, signature, signature.plan
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
-        self._sources = result.sources
+        self.sources: Sequence[Tensor] = result.sources
         self._versions = [version_of(source) for source in result.sources]
         self.outputs: Sequence[Tensor] = result.graph.outputs
         self.leaves: Sequence[Tensor] = result.graph.sources
         self._constants = result.constants
+        self._hooks: dict[int, tuple[int, GradientHook]] = OrderedDict()
+        """Hooks on gradients of outputs from which others are computed, and the places of these outputs."""
+
+    def has_operand(self, place: int) -> bool:
+        """Return whether other outputs are computed from the one at a place."""
+        rest = [output for number, output in enumerate(self.outputs) if number != place]
+        return bool(rest) and is_operand(self.outputs[place], rest)
+
+    def hook(self, place: int, hook: "GradientHook") -> RemovableHandle:
+        """Call a hook with the gradient of an output, that by the outputs computed from it included."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = place, hook
+        return handle
 
     def backward(self, gradients: Sequence[Tensor | None], *, retain: bool) -> Sequence[Tensor | None]:
         """Return the gradients of the sources, given those of the outputs; another backward may follow.
 
         With gradients enabled it computes them by operations that can be differentiated again.
         """
-        creates_graph, sources = torch.is_grad_enabled(), self._sources
+        creates_graph, sources = torch.is_grad_enabled(), self.sources
         is_modified = [version_of(source) for source in sources] != self._versions
         if creates_graph or any(map(_is_batched, gradients)):
             self._signature.stay_unsplit(CREATES_GRAPH if creates_graph else BATCHED)
+        elif self._hooks:
+            assert self._attempt is not None
+            in_parts = may_call_parts(self._attempt.call.module)
+            self._signature.stay_unsplit(OF_OPERANDS, in_parts=in_parts)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if averages is not None:
@@ -193,7 +228,10 @@ class NodeCall:
             )
         with torch.enable_grad():
             outputs = self._computed_again()
-        needed = [grad for place, grad in enumerate(gradients) if place not in self._constants]
+        places = [place for place in range(len(gradients)) if place not in self._constants]
+        for place, hook in self._hooks.values():
+            outputs[places.index(place)].register_hook(hook)  # type: ignore[no-untyped-call]
+        needed = [gradients[place] for place in places]
         pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
         wanted = [source for source in sources if source.requires_grad]
         of_wanted = iter(
@@ -206,7 +244,7 @@ class NodeCall:
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _computed_again(self) -> list[Tensor]:
-        """Return the outputs that have gradients, with a graph of the whole call on this rank."""
+        """Return the outputs of the node, each once, with a graph of the whole call on this rank."""
         attempt, device = self._attempt, self._calls.device
         assert attempt is not None
         assert self._plan is not None
@@ -218,7 +256,9 @@ class NodeCall:
             assign_side_outputs(module, attempt.state)
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)
-            return [output for _, output in leaves(value) if output.requires_grad]
+            of_call = {id(argument) for _, argument in leaves(call.arguments.both)}
+            outputs = {id(output): output for _, output in leaves(value) if output.requires_grad}
+            return [output for number, output in outputs.items() if number not in of_call]
         finally:
             is_inside.reset(inside)
             saved.restore()
@@ -227,5 +267,5 @@ class NodeCall:
 
     def release(self) -> None:
         """Release the graph on all ranks."""
-        self._attempt, self.outputs, self.leaves, self._sources = None, [], [], []
+        self._attempt, self.outputs, self.leaves, self.sources = None, [], [], []
         self._calls.release(self._number)

@@ -24,6 +24,7 @@ from torch.optim.optimizer import Optimizer
 from samestep.base.console import write_stderr
 from samestep.base.folders import PACKAGE
 from samestep.base.units import counted, seconds_text
+from samestep.launch.source.modules import has_packages
 
 _LEAST = 3
 """Steps of each way that decide which one is faster: the fewest whose median is not moved by a slow one."""
@@ -267,28 +268,33 @@ def library_of(file: str) -> str:
     """Return the name of the library that a file belongs to; empty for user code.
 
     User code is the program that runs, wherever its file is, the modules in its folder, and everything that
-    is not installed, such as packages in editable installs.
+    is not installed, such as packages in editable installs. What ``pip install --target`` has installed in a
+    folder of `sys.path` is a library.
 
     >>> library_of("/home/ada/venv/lib/python3.11/site-packages/timm/models/vit.py")
     'timm'
     """
-    return _library_of(file, getattr(sys.modules.get("__main__"), "__file__", None))
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    return _library_of(file, program, _target_folders(tuple(sys.path)))
 
 
 @cache
-def _library_of(file: str, program: str | None) -> str:
+def _library_of(file: str, program: str | None, targets: tuple[str, ...]) -> str:
     installed = list(_INSTALLED.finditer(file))
-    if (not installed and not file.startswith(_STANDARD)) or (program and _is_of_program(file, program)):
+    folders = [folder for folder in (*_STANDARD, *targets) if file.startswith(folder)]
+    if not (installed or folders) or (program and _is_of_program(file, program, targets)):
         return ""
-    start = (
-        installed[-1].end()
-        if installed
-        else max(len(folder) for folder in _STANDARD if file.startswith(folder))
-    )
+    start = installed[-1].end() if installed else max(map(len, folders))
     return file[start:].split(os.sep, maxsplit=1)[0].removesuffix(".py")
 
 
-def _is_of_program(file: str, program: str) -> bool:
+@cache
+def _target_folders(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders of a `sys.path` that ``pip install --target`` has filled, with a separator each."""
+    return tuple(f"{entry.rstrip(os.sep)}{os.sep}" for entry in path if entry and has_packages(Path(entry)))
+
+
+def _is_of_program(file: str, program: str, targets: tuple[str, ...]) -> bool:
     """Return whether a file of a library is the program itself, as with ``-m``, or in its package."""
     here = Path(program).absolute()
     folder = f"{here.parent}{os.sep}"
@@ -297,7 +303,9 @@ def _is_of_program(file: str, program: str) -> bool:
         return True
     if folder.endswith((*_STANDARD, *_PACKAGE_FOLDERS)) or not absolute.startswith(folder):
         return False
-    # The folder of a program may hold the environment that it runs in.
+    # The folder of a program may hold the environment that it runs in, or a folder of installed packages.
+    if any(target != folder and target.startswith(folder) and file.startswith(target) for target in targets):
+        return False
     is_standard = absolute.startswith(_STANDARD) and not folder.startswith(_STANDARD)
     return not is_standard and not _INSTALLED.search(absolute, len(folder) - 1)
 

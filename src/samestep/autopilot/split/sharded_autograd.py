@@ -190,6 +190,14 @@ def uses_split_call(outputs: Any) -> bool:
     return any(type(node) in _ALL for node in nodes_of(tensor for _, tensor in leaves(outputs)))
 
 
+def is_operand(tensor: Tensor, outputs: Iterable[Tensor]) -> bool:
+    """Return whether outputs of a slice are computed from another one, by their autograd graph."""
+    node = tensor.grad_fn
+    while type(node) in _ALL:
+        node = node.next_functions[0][0]  # type: ignore[union-attr]
+    return node is not None and node in nodes_of(outputs)
+
+
 def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
     """Return the ranks' parts, of these lengths along `dim`, as one tensor.
 

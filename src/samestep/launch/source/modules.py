@@ -61,11 +61,11 @@ def user_folders(path: Iterable[str]) -> list[Path]:
     return [
         folder
         for folder in dict.fromkeys(folders)
-        if folder.is_dir() and not _has_packages(folder) and not library & {folder, *folder.parents}
+        if folder.is_dir() and not has_packages(folder) and not library & {folder, *folder.parents}
     ]
 
 
-def _has_packages(folder: Path) -> bool:
+def has_packages(folder: Path) -> bool:
     """Return whether packages are installed in a folder, by its name or by what pip writes beside each."""
     return bool(_INSTALLED & set(folder.parts)) or any(folder.glob("*.dist-info"))
 

@@ -114,6 +114,21 @@ def test_an_environment_in_the_folder_of_the_program_is_not_user_code(monkeypatc
     assert library_of(f"{STANDARD}/threading.py") == "threading"
 
 
+def test_packages_of_a_target_folder_are_libraries(tmp_path, monkeypatch):
+    """Only this finds that packages of ``pip install --target`` are sent to helpers as code of the script."""
+    packages, program = tmp_path / "packages", ModuleType("__main__")
+    (packages / "timm-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+
+    assert library_of(f"{packages}/timm/vit.py") == "timm"
+    assert is_user_code(f"{packages}2/net.py")
+    program.__file__ = f"{tmp_path}/train.py"
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    assert library_of(f"{packages}/timm/vit.py") == "timm"
+    program.__file__ = f"{packages}/train.py"
+    assert is_user_code(f"{packages}/net.py")
+
+
 def test_code_of_torch_is_internal_and_that_of_other_libraries_is_not():
     assert not is_internal_code(f"{VENV}/timm/data.py")
     assert not is_internal_code(f"{Path(torch.__file__).parent}vision/datasets/mnist.py")

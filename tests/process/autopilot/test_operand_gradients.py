@@ -1,0 +1,142 @@
+"""The script gets the gradients of outputs from which other outputs of a split call are computed."""
+
+import pytest
+import torch
+from torch import nn
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Generator(nn.Module):
+    """Returns latents, what it computes from them, and a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 8), nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        latents = torch.tanh(self.one(x))
+        return latents, self.two(latents), self.scale
+
+
+class Coordinates(Generator):
+    """Returns its input as a leaf of the graph."""
+
+    def forward(self, x):
+        x = x.clone().detach().requires_grad_()
+        return x, self.two(torch.tanh(self.one(x))), self.scale
+
+
+class Twins(Generator):
+    """Returns outputs that do not depend on each other."""
+
+    def forward(self, x):
+        return self.one(x), self.two(torch.ones_like(self.one(x)) * x.sum(1, keepdim=True)), self.scale
+
+
+def slope(operand, output, loss, *, create_graph=False):
+    of_output = output.square().sum() + operand.sum()
+    (gradient,) = torch.autograd.grad(of_output, operand, retain_graph=True, create_graph=create_graph)
+    (loss + gradient.square().mean() * output.mean()).backward()
+    return gradient
+
+
+def penalty(operand, output, loss):
+    return slope(operand, output, loss, create_graph=True)
+
+
+def retained(operand, output, loss):
+    operand.retain_grad()
+    loss.backward()
+    return operand.grad
+
+
+def hooked(operand, output, loss):
+    gradients = []
+    operand.register_hook(lambda gradient: gradients.append(gradient) or 2 * gradient)
+    loss.backward()
+    return gradients[0]
+
+
+def trained_with(make, use, shape=(7, 5), steps=4):
+    """Return the losses and gradients of a training."""
+    torch.manual_seed(0)
+    model, results = make().double(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(steps):
+        optimizer.zero_grad()
+        operand, output, scale = model(drawn(*shape, seed=number))
+        loss = output.square().mean() + operand.sin().mean() + scale.square()
+        gradient = use(operand, output, loss)
+        optimizer.step()
+        results += [loss.item(), gradient.norm().item(), *(p.norm().item() for p in model.parameters())]
+    return results
+
+
+@pytest.mark.parametrize("use", [slope, penalty, retained, hooked])
+def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use):
+    """Only this finds that a script gets the gradient of an output without that by the outputs after it."""
+    split, *_ = compared(trained_with, Generator, use)
+    assert split
+
+
+@pytest.mark.parametrize("use", [slope, penalty, retained, hooked])
+def test_an_output_that_forward_makes_a_leaf_gets_a_gradient(compared, use):
+    *_, lines = compared(trained_with, Coordinates, use)
+    assert any("requires_grad_" in line for line in lines)
+
+
+def test_a_leaf_is_the_reason_also_where_samples_are_in_the_second_dimension(compared):
+    """Only this finds that the points of one image count as too few samples."""
+    *_, lines = compared(trained_with, Coordinates, penalty, (1, 7, 5))
+    assert any("requires_grad_" in line for line in lines)
+
+
+@pytest.mark.parametrize("use", [retained, hooked])
+def test_calls_with_independent_outputs_are_split_after_hooks_on_them(compared, use):
+    split, unsplit, _ = compared(trained_with, Twins, use)
+    assert (split, unsplit) == (4, 0)
+
+
+class ReturnsTwice(Generator):
+    """Returns its input between two references to one output."""
+
+    def forward(self, x):
+        scores = self.two(torch.tanh(self.one(x)))
+        return scores, x, scores
+
+
+def slopes_of_inputs(steps=3):
+    """Return losses with a penalty on the gradients of the inputs."""
+    torch.manual_seed(0)
+    model, losses = ReturnsTwice().double(), []
+    for number in range(steps):
+        x = drawn(7, 5, seed=number).requires_grad_()
+        scores, _, again = model(x)
+        (slopes,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+        loss = again.square().mean() + slopes.square().mean()
+        losses += [loss.item(), torch.autograd.grad(loss, model.one.weight)[0].norm().item()]
+    return losses
+
+
+def test_a_call_that_returns_a_tensor_twice_and_its_input_is_computed_again(compared):
+    """Only this finds that its outputs are counted in another way than those of the split call."""
+    split, *_ = compared(slopes_of_inputs)
+    assert split == 1
+
+
+def with_unused_latents():
+    """Return whether torch refuses the gradient of an output that the loss does not depend on."""
+    torch.manual_seed(0)
+    model = Generator().double()
+    latents, _, scale = model(drawn(7, 5))
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(scale, latents)
+    return [float(torch.autograd.grad(scale.square(), latents, allow_unused=True)[0] is None)]
+
+
+def test_an_unused_operand_is_an_error_unless_it_may_be_unused(compared):
+    compared(with_unused_latents)

@@ -1,0 +1,40 @@
+"""Values of a script are pickled for helpers, also those that pickle itself refuses."""
+
+import builtins
+
+from samestep.autopilot.helpers.pickling import pickled, unpickled
+
+
+def test_a_function_in_c_that_the_script_has_replaced_is_pickled_by_name(monkeypatch):
+    """Only this finds that a script which replaces `print` keeps all calls unsplit."""
+    original = builtins.print
+    monkeypatch.setattr(builtins, "print", lambda *values: original(*values))
+    content = pickled({"print": original}, lambda _: None)
+    monkeypatch.undo()
+
+    assert unpickled(content, lambda _: None) == {"print": original}
+
+
+class Proxy:
+    """Has the attributes of a value."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getattr__(self, name):
+        return getattr(self.value, name)
+
+
+class KeepsState(Proxy):
+    def __getstate__(self):
+        return {"value": -self.__dict__["value"]}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+def test_an_object_with_the_attributes_of_another_is_made_from_its_fields():
+    """Pickle asks it for `__setstate__` before it has fields: only this finds an endless recursion."""
+    number = unpickled(pickled(Proxy(3 + 4j), lambda _: None), lambda _: None)
+    assert number.imag == 4
+    assert unpickled(pickled(KeepsState(2), lambda _: None), lambda _: None).value == -2
