@@ -43,6 +43,7 @@ SCRIPTS = [
     Script("bucketed_sampler.py"),
     Script("contrastive_gathered.py"),
     Script("distillation.py"),
+    Script("distributed_checkpoint.py", workers=(2,)),
     Script("ema_weights.py"),
     Script("evaluation_meters.py", codes=("local-print",), steps=6),
     Script("fp16_compress_hook.py", codes=("compressed-gradients",), workers=(2,)),
