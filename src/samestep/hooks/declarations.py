@@ -407,6 +407,9 @@ SCALER_STEP, SCALER_UNSCALE = _each(
     _NOTES,
     "skipped steps, and gradients that are scaled",
 )
+THREADS_SET = Hook(
+    "torch", "set_num_threads", _NOTES, "threads of each rank, of which the node may have too many"
+)
 SAVED_STATE = Hook("torch", "save", _NOTES, "parameters that a saved state lacks", arguments=("obj",))
 LOADED_STATE = Hook(
     "torch.nn:Module",
