@@ -71,6 +71,7 @@ SCRIPTS = [
     Script("same_batches.py", DIFFERENT, "overlapping-shards"),
     Script("own_random_split.py", DIFFERENT, "overlapping-shards"),
     Script("padded_and_local_metric.py", DIFFERENT, "padded-evaluation", beside="local-metric"),
+    Script("parts_not_reduced.py", DIFFERENT, "never-averaged"),
     Script("perturbed_by_rank.py", DIFFERENT, "replicas-differ-in-step"),
     Script("samples_left_out_slices.py", DIFFERENT, "samples-left-out"),
     Script("schedule_n_times.py", DIFFERENT, "schedule-n-times"),

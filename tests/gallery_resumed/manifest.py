@@ -93,6 +93,15 @@ RIGHT = [
         workers=2,
     ),
     Script(
+        name="distributed_state.py",
+        kind="ddp",
+        steps=24,
+        stop_after=10,
+        resumes_after=8,
+        resumed_steps=16,
+        workers=2,
+    ),
+    Script(
         name="trainer_checkpoints.py",
         kind="trainer",
         steps=24,

@@ -48,6 +48,7 @@ _AS_ONE_TASK = {
     "slurm": "in a job's script without srun, or srun --nodes=1 --ntasks=1 --cpus-per-task=CORES",
     "openmpi": "without mpirun, or with -np 1 --bind-to none",
     "mpich": "without mpirun, or with -np 1",
+    "flux": "in a job's script without flux run, or flux run -n 1 --cores=CORES",
 }
 """The way to start a single process with all cores, by launcher."""
 _WORDS = {

@@ -414,8 +414,17 @@ SCALER_STEP, SCALER_UNSCALE = _each(
     _NOTES,
     "skipped steps, and gradients that are scaled",
 )
-SAVED_STATE = Hook("torch", "save", _NOTES, "parameters that a saved state lacks")
-LOADED_STATE = Hook("torch.nn:Module", "load_state_dict", _NOTES, "parameters that a loaded state lacks")
+THREADS_SET = Hook(
+    "torch", "set_num_threads", _NOTES, "threads of each rank, of which the node may have too many"
+)
+SAVED_STATE = Hook("torch", "save", _NOTES, "parameters that a saved state lacks", arguments=("obj",))
+LOADED_STATE = Hook(
+    "torch.nn:Module",
+    "load_state_dict",
+    _NOTES,
+    "parameters that a loaded state lacks",
+    arguments=("self", "state_dict"),
+)
 CLIPS = _each(
     _CLIPPING, "clip_grad_norm_ clip_grad_value_", _NOTES, "gradients that are clipped while they are scaled"
 )

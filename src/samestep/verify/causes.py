@@ -39,6 +39,10 @@ _AVERAGED_PARAMETERS = (
     "The ranks average their parameters after the step, which is the step of the averaged gradient for plain "
     "SGD only: average the gradients before it."
 )
+_REDUCED_IN_STEP = (
+    "Average the gradients over all ranks, before the optimizer or in its step, also if each rank updates a "
+    "part of the parameters."
+)
 _OF_ALL_SAMPLES = (
     "rank 0 evaluates all samples itself, so the number is of its shard of the training, or it depends on "
     "the size of a batch. Sum it over the ranks, or weight the mean of each batch by its samples."
@@ -462,6 +466,14 @@ def _unknown(comparison: Comparison) -> Finding | None:
     first = comparison.first
     if first is None or _is_loss_only(comparison):
         return None
+    if comparison.run.reduces_in_step and first.quantity in ("update", "parameters"):
+        return comparison.finding(
+            "never-averaged",
+            f"the ranks' gradients differ in step {first.step}, and the step leaves equal parameters, which "
+            "are not those of the mean gradient.",
+            first.step,
+            advice=_REDUCED_IN_STEP,
+        )
     samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
     averages = first.quantity in ("update", "parameters") and comparison.run.averages_parameters
     return comparison.finding(

@@ -47,6 +47,7 @@ from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import Facts
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report
+from samestep.verify.verification import has_other_time
 
 _INITIAL = 8.0
 """Units in the last place, relative to a tensor's norm, by which two machines draw other initial weights."""
@@ -91,6 +92,11 @@ class GoldenVerification:
         run = self.runs.run(self.script, self.workers, "", length=length_after(golden.run))
         missing: dict[NotCompared, str] = {}
         of_initial: list[Finding] = []
+        if has_other_time(self.script.program, golden.run, run):
+            both = min(golden.run.steps, run.steps)
+            of_golden = {name: getattr(golden, name).steps_alone(both) for name in ("run", "control")}
+            golden, run = replace(golden, **of_golden), run.steps_alone(both)
+            missing["later-steps"] = f"step after {both - 1}: the clock ends the script's loop"
         try:
             golden, aligned = golden.aligned(run)
             of_initial = _initial_weights(golden, aligned)

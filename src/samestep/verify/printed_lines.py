@@ -37,6 +37,10 @@ _UNITS_BEHIND = re.compile(r"h|min")
 """Units that are also words: directly behind the number."""
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
+_OF_RANK_0 = re.compile(
+    r"\W*(?:(?:global|local)[ _]?)?(?:rank|gpu|worker|process|device|cuda)\W{0,3}0(?![\d.])", re.IGNORECASE
+)
+"""The beginning of a line that names the rank that prints it, such as ``[GPU0]``."""
 _MOST_DIGITS = 18
 """Digits of the longest integer that counts something: those of any 64-bit integer."""
 _VARIES = 0.01
@@ -117,7 +121,8 @@ def of_progress(numbers: Sequence[PrintedNumber], reference: RunRecord) -> list[
     Lines of training are those of which at least one is between two steps without an evaluation. They are
     progress if there are more of them than epochs, or rollouts in place of epochs, or if they have the loss
     of a step and count epochs and batches: ``[1/3][4/10]``. Lines of evaluation count its batches,
-    ``[3/10]``, and one evaluation has several.
+    ``[3/10]``, and one evaluation has several, or that of its first batch and another line after it. A line
+    that names rank 0 is not a result of all ranks either.
     """
     counts = Counter(line.shape for line in _lines(reference))
     training = _shapes_of_training(reference)
@@ -131,6 +136,7 @@ def of_progress(numbers: Sequence[PrintedNumber], reference: RunRecord) -> list[
         for number in numbers
         if number.is_own_loss
         or number.shape in known
+        or _OF_RANK_0.match(number.usual)
         or (number.shape in frequent and not number.is_multiple)
         or (number.is_count and number.shape in training)
     ]
@@ -144,12 +150,28 @@ def _shapes_of_training(run: RunRecord) -> frozenset[str]:
 
 
 def _shapes_of_evaluation(run: RunRecord) -> frozenset[str]:
-    """Return the shapes of lines that count batches, and of which one evaluation prints several."""
-    shapes: set[str] = set()
-    for lines, evaluated in _printed_before_steps(run):
-        counts = Counter(_line(text).shape for text in lines if evaluated)
-        shapes.update(shape for shape, count in counts.items() if count > 1 and _COUNTER.search(shape))
-    return frozenset(shapes)
+    """Return the shapes of lines that count the batches of an evaluation, and do not end it."""
+    several: set[str] = set()  # shapes of which one evaluation prints several lines
+    first: set[str] = set()  # shapes of a line about the first batch
+    further: set[str] = set()  # shapes of other lines
+    for text, evaluated in _printed_before_steps(run):
+        lines = [_line(line) for line in text if evaluated]
+        counts = Counter(line.shape for line in lines)
+        several.update(shape for shape, count in counts.items() if count > 1)
+        for k, line in enumerate(lines):
+            is_first = _counts_first_batch(line) and any(later.numbers for later in lines[k + 1 :])
+            (first if is_first else further).add(line.shape)
+    return frozenset(shape for shape in several | (first - further) if _COUNTER.search(shape))
+
+
+def _counts_first_batch(line: _Line) -> bool:
+    """Return whether a line counts the first of several batches: ``[0/2]`` or ``[1/2]``."""
+    counter = _COUNTER.search(line.shape)
+    if counter is None:
+        return False
+    place = line.shape.count("#", 0, counter.start())
+    part, total = line.numbers[place : place + 2]
+    return part in ("0", "1") and total.isdecimal() and int(total) > 1
 
 
 def _printed_before_steps(run: RunRecord) -> Iterator[tuple[list[str], bool]]:

@@ -369,8 +369,16 @@ class Probe(Listener):
         if self._step.backwards > self._before:  # a closure ran backward inside the step
             self._record_gradients(parameters)
         self._step.after = self._sketch(parameters)
+        if self._has_initialized():
+            return
         self._note_parameters(optimizer)
         self._finish_step()
+
+    def _has_initialized(self) -> bool:
+        """Return whether a step without a training call only made the optimizer's state, to load it."""
+        step = self._step
+        is_idle = not (step.samples or step.backwards or step.gradient_norm)
+        return is_idle and step.before == step.after
 
     def _note_parameters(self, optimizer: Optimizer) -> None:
         """Record an optimizer's parameters after its first step, when the models are known."""

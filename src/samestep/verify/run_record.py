@@ -2,12 +2,12 @@
 
 The records of ranks that do one work together are merged, so that each sample and each update counts once.
 Ranks of a tensor parallel group record the same batch: one of them counts. Ranks that average their
-parameters after each step, in place of their gradients, make the step of the averaged gradient. The output is
-that of the first rank that prints.
+parameters after each step, in place of their gradients, make the step of the averaged gradient; so do those
+whose optimizer reduces gradients in its step (ZeRO). The output is that of the first rank that prints.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class RunRecord:
     runs_once: bool = False  # whether it is a serial script, which one worker runs
     failure: Failure | None = None  # what ended the run, if it failed
     averages_parameters: bool = False  # whether the ranks average parameters after a step, not gradients
+    # whether the ranks have other gradients before a step, and equal parameters after it
+    reduces_in_step: bool = False
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
     workers: int | None = None  # number of workers, if not each of them has a trace
     # parameters of the reference that no optimizer of this run has, though they change there
@@ -272,7 +274,7 @@ def merged(run: RunRecord) -> RunRecord:
         return run
     traces = [_own_batches(trace, run) for trace in run.traces]
     traces[0] = _with_output(traces)
-    return _with_averaged_parameters(replace(run, traces=traces))
+    return _with_reduced_gradients(_with_averaged_parameters(replace(run, traces=traces)))
 
 
 def _with_output(traces: Sequence[Trace]) -> Trace:
@@ -313,28 +315,51 @@ def _with_averaged_parameters(run: RunRecord) -> RunRecord:
     kept = [_keeps(run, step, mean["after"]) for step, mean in changed.items()]
     if not any(kept) or any(is_kept is False for is_kept in kept):
         return run
-    return replace(
-        run,
-        averages_parameters=True,
-        traces=[
-            replace(trace, steps=[_with(step, changed.get(k)) for k, step in enumerate(trace.steps)])
-            for trace in run.traces
-        ],
-    )
+    return replace(_with_means(run, changed), averages_parameters=True)
+
+
+def _with_reduced_gradients(run: RunRecord) -> RunRecord:
+    """Return a run with mean gradients, if other gradients on each rank always lead to equal parameters."""
+    differing = [step for step in range(run.steps) if _differs(run, step, "gradient")]
+    is_reduced = all(_is_equal_after(run, step) for step in differing)
+    if not is_reduced or not any(run.at(step).before != run.at(step).after for step in differing):
+        return run
+    means = {step: _means(run, step) for step in differing}
+    return replace(_with_means(run, means), reduces_in_step=True)
+
+
+def _differs(run: RunRecord, step: int, name: str) -> bool:
+    """Return whether a quantity of all parameters differs between ranks that have the same parameters."""
+    vectors = [getattr(rank_step, name) for rank_step in run.of_ranks(step)]
+    return len({len(vector) for vector in vectors}) == 1 and differ(vectors)
+
+
+def _is_equal_after(run: RunRecord, step: int) -> bool:
+    """Return whether all ranks end a step with the same parameters."""
+    return not differ(rank_step.after for rank_step in run.of_ranks(step))
 
 
 def _mean_of_step(run: RunRecord, step: int) -> dict[str, Vector] | None:
     """Return the means over the ranks in a step after which their parameters differ; None for other steps."""
-    ranks = run.of_ranks(step)
-    lengths = {len(rank_step.after) for rank_step in ranks}
-    if len(lengths) != 1 or not differ(rank_step.after for rank_step in ranks):
-        return None
-    if len({len(rank_step.gradient) for rank_step in ranks}) != 1:
-        return None
+    has_one_length = len({len(rank_step.gradient) for rank_step in run.of_ranks(step)}) == 1
+    return _means(run, step) if has_one_length and _differs(run, step, "after") else None
+
+
+def _means(run: RunRecord, step: int) -> dict[str, Vector]:
+    """Return the means over the ranks of gradients before a step, and of parameters after it."""
     return {
-        name: np.mean([getattr(rank_step, name) for rank_step in ranks], axis=0)
+        name: np.mean([getattr(rank_step, name) for rank_step in run.of_ranks(step)], axis=0)
         for name in ("gradient", "after")
     }
+
+
+def _with_means(run: RunRecord, means: Mapping[int, dict[str, Vector]]) -> RunRecord:
+    """Return a run with these means in the place of each rank's gradients and parameters, by step."""
+    traces = [
+        replace(trace, steps=[_with(step, means.get(k)) for k, step in enumerate(trace.steps)])
+        for trace in run.traces
+    ]
+    return replace(run, traces=traces)
 
 
 def _keeps(run: RunRecord, step: int, mean: Vector) -> bool | None:

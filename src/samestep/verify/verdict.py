@@ -103,7 +103,12 @@ ScriptNote: TypeAlias = Literal[
     "saved-state-differs",
 ]
 RankNote: TypeAlias = Literal[
-    "several-writers", "folders-by-clock", "module-keys", "own-address", "device-of-rank-0"
+    "several-writers",
+    "folders-by-clock",
+    "module-keys",
+    "own-address",
+    "device-of-rank-0",
+    "threads-of-all-cores",
 ]
 NoteCode: TypeAlias = Literal[ScriptNote, RankNote]
 """Stable codes of notes, which are no differences between runs; the guide `verify` explains each.

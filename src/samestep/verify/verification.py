@@ -173,7 +173,7 @@ class Verification:
         if run.runs_once and run.facts.ended == "steps" and run.steps < reference.steps:  # its time was over
             reference, control = reference.until(run.steps), control.until(run.steps)
             self._missing |= not_reached(reference)
-        elif run.runs_once and run.facts.ended in ("steps", "end") and self._is_other_time(reference, run):
+        elif run.runs_once and has_other_time(self.script.program, reference, run):
             both = min(record.steps for record in (reference, run, control))
             reference, run, control = (record.steps_alone(both) for record in (reference, run, control))
             self._missing |= not_reached(reference)
@@ -189,14 +189,6 @@ class Verification:
             lost = "parameter of which ranks hold parts that do not join to that of one worker"
             self._missing.setdefault("parameters", lost)
         return comparison
-
-    def _is_other_time(self, reference: RunRecord, run: RunRecord) -> bool:
-        """Return whether a run has another number of steps, and the clock ends the script's loops."""
-        if not run.steps or run.steps == reference.steps:  # without a step, nothing is compared
-            return False
-        with suppress(RecursionError):
-            return ends_loops_by_clock(_trees(self.script.program))
-        return False
 
     def _without(
         self, exceptions: list[Finding], size: int, findings: list[Finding]
@@ -304,6 +296,15 @@ def _nodes(program: Program) -> Iterator[ast.AST]:
     with suppress(RecursionError):
         for tree in _trees(program):
             yield from ast.walk(tree)
+
+
+def has_other_time(program: Program, reference: RunRecord, run: RunRecord) -> bool:
+    """Return whether a run has another number of steps, and the clock ends the program's loops."""
+    if not run.steps or run.steps == reference.steps or run.facts.ended not in ("steps", "end"):
+        return False  # without a step, nothing is compared
+    with suppress(RecursionError):
+        return ends_loops_by_clock(_trees(program))
+    return False
 
 
 def _trees(program: Program) -> Sequence[ast.Module]:

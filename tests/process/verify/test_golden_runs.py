@@ -72,3 +72,14 @@ def test_a_script_without_a_seed_of_its_data_is_not_saved(verifier, tmp_path):
     report = verifier.verify(tmp_path / "train.py", save=tmp_path / "golden.json", workers=(1,))
     assert report["verdict"] == "inconclusive"
     assert not (tmp_path / "golden.json").exists()
+
+
+def test_a_time_budget_shortens_the_comparison(verifier, tmp_path):
+    budget = "for epoch in range(3):\n    if epoch and time.time() > end: break\n"
+    text = "import time\nend = 1e20" + SCRIPT.replace("for epoch in range(3):\n", budget)
+    (tmp_path / "train.py").write_text(text)
+    verifier.verify(tmp_path / "train.py", save=tmp_path / "golden.json", workers=(1,))
+    (tmp_path / "train.py").write_text(text.replace("1e20", "0.0"))
+    report = verifier.verify(tmp_path / "train.py", reference=tmp_path / "golden.json", workers=(1,))
+    assert (report["verdict"], report["findings"]) == ("same", [])
+    assert "later-steps" in report["not_compared"]

@@ -1,5 +1,6 @@
 """`verify` notes mistakes that show on several ranks, and that make no difference between the runs."""
 
+import os
 import socket
 
 import pytest
@@ -27,13 +28,14 @@ dist.destroy_process_group()
 """
 RIGHT = {
     "ADDRESS": "os.environ.setdefault('MASTER_ADDR', 'localhost')",
-    "DEVICE": "torch.cuda.set_device(rank)",
+    "DEVICE": "torch.cuda.set_device(rank); torch.set_num_threads(max(1, os.cpu_count() // size))",
     "LOG": "print(step, file=open(f'log-{rank}.csv', 'a'))",
     "SAVE": "if rank == 0: torch.save({'model': model.module.state_dict()}, 'model.pt')",
 }
 WRONG = {
     "own-address": ("ADDRESS", "os.environ['MASTER_PORT'] = os.environ['OWN_PORT']"),
     "device-of-rank-0": ("DEVICE", ""),
+    "threads-of-all-cores": ("DEVICE", "torch.cuda.set_device(rank); torch.set_num_threads(os.cpu_count())"),
     "several-writers": ("LOG", "print(step, file=open('log.csv', 'a'))"),
     "module-keys": ("SAVE", "if rank == 0: torch.save({'model': model.state_dict()}, 'model.pt')"),
 }
@@ -52,6 +54,8 @@ def noted(verifier, folder, lines):
 
 def test_a_correct_script_has_no_notes(verifier, tmp_path):
     assert noted(verifier, tmp_path, RIGHT) == {}
+    threads = f"torch.cuda.set_device(rank); torch.set_num_threads({os.cpu_count()})"
+    assert noted(verifier, tmp_path, RIGHT | {"DEVICE": threads}) == {}
 
 
 @pytest.mark.parametrize("code", sorted(WRONG))

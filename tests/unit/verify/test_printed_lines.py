@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.verify.printed_lines import deviating_numbers, deviating_text
+from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import RunRecord
-from samestep.verify.trace import Facts, Trace
+from samestep.verify.trace import Facts, Step, Trace
 
 
 def printed(text, *, replicated=False, size=1):
@@ -165,3 +165,31 @@ def test_a_count_of_the_same_total_is_a_result(usual, line, found, expected):
 def test_a_share_of_the_batches_is_no_result():
     assert numbers("batch 10/100", "batch 5/50") == []
     assert numbers("samples 50", "samples 25") == []
+
+
+def evaluating(*texts, size=1):
+    """A run that evaluates before each step but the first, and prints one of the texts there."""
+    ends = [sum(len(text) + 1 for text in texts[:k]) for k in range(len(texts) + 1)]
+    steps = [Step(index=k, evaluated=[1.0] * (k > 0), printed=end) for k, end in enumerate(ends)]
+    one = printed("\n".join(texts), size=size)
+    return replace(one, traces=[replace(trace, steps=steps) for trace in one.traces])
+
+
+@pytest.mark.parametrize(
+    ("usual", "line", "expected"),
+    [
+        pytest.param(
+            "Test [0/3] acc 0.500\nacc 0.600", "Test [0/3] acc 0.700\nacc 0.600", True, id="first batch"
+        ),
+        pytest.param("Test [0/3] acc 0.500", "Test [0/3] acc 0.700", False, id="no result behind it"),
+        pytest.param("right 40/48 acc 0.500\nend 1", "right 40/48 acc 0.700\nend 1", False, id="a result"),
+        pytest.param("[GPU0] Eval Loss 0.500", "[GPU0] Eval Loss 0.700", True, id="named rank"),
+        pytest.param("Eval Loss of GPU0 0.500", "Eval Loss of GPU0 0.700", False, id="rank in a sentence"),
+        pytest.param("Rank 0.5: loss 0.500", "Rank 0.5: loss 0.700", False, id="another number"),
+    ],
+)
+def test_progress_of_an_evaluation_is_no_result(usual, line, expected):
+    reference = evaluating(usual, usual)
+    deviating = deviating_numbers(reference, evaluating(line, line, size=2), reference)
+    assert deviating
+    assert bool(of_progress(deviating, reference)) is expected

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from samestep.verify.probe import Probe
@@ -50,6 +51,19 @@ class Training:
         with torch.no_grad():
             for (x,) in self.loader:
                 self.model(x)
+
+
+def test_a_step_that_only_makes_the_state_of_an_optimizer_is_none(watch):
+    def script():
+        training = Training()
+        set_optimizer_state_dict(training.model, training.optimizer, optim_state_dict=saved)
+        assert training.optimizer.state
+        training.epoch()
+
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saved = get_optimizer_state_dict(model, optimizer)
+    assert len(watch(script).steps) == 3
 
 
 def test_samples_of_training_and_of_evaluation_are_separate(watch):

@@ -104,6 +104,25 @@ def test_parameters_that_are_not_averaged_stay_those_of_each_rank():
     assert [step.gradient for step in merged(one).of_ranks(0)] == gradients.tolist()
 
 
+def test_gradients_that_are_reduced_in_the_step_are_the_mean():
+    one, gradients, after = averaged(begins_with=lambda after: [after[0]] * 2)
+    reduced = [
+        replace(each, steps=[replace(each.steps[0], after=after[0].tolist()), each.steps[1]])
+        for each in one.traces
+    ]
+    seen = merged(run(*reduced))
+    assert seen.reduces_in_step
+    assert [step.after for step in seen.of_ranks(0)] == [after[0].tolist()] * 2
+    for step in seen.of_ranks(0):
+        np.testing.assert_allclose(step.gradient, gradients.mean(axis=0))
+
+
+def test_a_step_that_changes_nothing_reduces_no_gradient():
+    one, gradients, _ = averaged(begins_with=lambda after: [after[0]] * 2)
+    still = [replace(each, steps=[replace(each.steps[0], after=each.steps[0].before)]) for each in one.traces]
+    assert [step.gradient for step in merged(run(*still)).of_ranks(0)] == gradients.tolist()
+
+
 def test_a_rank_that_shadows_a_step_keeps_it_empty():
     one, _, _ = averaged(begins_with=lambda after: [after.mean(axis=0)] * 2)
     shadow = replace(

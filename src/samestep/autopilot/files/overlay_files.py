@@ -194,7 +194,7 @@ class Overlay:
 
     def exclude(self, folder: Path) -> None:
         """Redirect nothing in a folder."""
-        self._lookup.share(str(folder))
+        self._lookup.exclude(str(folder))
 
     def accessed(
         self, original: Call, access: FileAccess, args: Sequence[Any], kwargs: dict[str, Any]

@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -112,6 +112,7 @@ WHITEOUT = "/dev/null/removed"
 BASE = "/dev/null/base"
 MARK = ".samestep-base"
 _CHANGES = ".samestep-changes"
+_SHARED = ".samestep-shared"
 _LINKS = 40  # the largest number of symbolic links in the resolution of one path, as in Linux
 
 
@@ -179,6 +180,9 @@ class OverlayLookup:
         self.root = root
         self._common = CommonPaths(root)
         self._changes = os.path.join(root, _CHANGES)
+        self._shared = os.path.join(root, _SHARED)
+        self._known = 0  # the part of that file that was read, in bytes
+        self._temporary = f"{temporary_directory()}/"
         self._cache = _Cache()
         self.current: str | None = None  # the working folder, after the script has changed it; None before
         self._descriptors: dict[int, tuple[int, str]] = {}
@@ -200,11 +204,28 @@ class OverlayLookup:
 
     def is_common(self, text: str) -> bool:
         """Return whether all processes share the file at an absolute path."""
+        if text not in self._common and text.startswith(self._temporary):
+            self._read_shared()
         return text in self._common
 
-    def share(self, path: str) -> None:
-        """Exclude a path that only this rank uses, and the paths below it, from the overlay."""
+    def exclude(self, path: str) -> None:
+        """Exclude a path, and the paths below it, from the overlay of this process."""
         self._common.add(path)
+
+    def share(self, path: str) -> None:
+        """Exclude a path, and the paths below it, from the overlay of all processes of the script."""
+        with open(self._shared, "ab") as file:
+            file.write(os.fsencode(path) + b"\0")
+        self._read_shared()
+
+    def _read_shared(self) -> None:
+        """Exclude the paths that a process of the script has made since this process last looked."""
+        with suppress(OSError), open(self._shared, "rb") as file:
+            file.seek(self._known)
+            paths, end, _ = file.read().rpartition(b"\0")
+            self._known += len(paths + end)
+            for path in filter(None, paths.split(b"\0")):
+                self._common.add(os.fsdecode(path))
 
     def opened(self, number: int, path: str) -> None:
         """Record the folder of a descriptor."""

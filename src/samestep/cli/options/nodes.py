@@ -35,6 +35,7 @@ _YES_NO_WORDS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 _OUTPUT_OF = {
     "slurm": "srun --output=log_%t.txt",
+    "flux": "flux run --output='log_{{taskid}}.txt'",
     "openmpi": "mpirun --output-filename DIR",
     "torchrun": "torchrun --log-dir DIR --redirects 3",
 }

@@ -208,9 +208,10 @@ _PROCESSES = (
 
 NATIVE = (
     *INIT_PROCESS_GROUP,
-    *prefixed(
-        "torch.distributed", "init_device_mesh", "device_mesh.init_device_mesh", "rpc.init_rpc", "fsdp"
-    ),
+    *prefixed("torch.distributed", "rpc.init_rpc", "fsdp", "init_device_mesh", "DeviceMesh"),
+    *prefixed("torch.distributed.device_mesh", "init_device_mesh", "DeviceMesh"),
+    *prefixed("torch.distributed.tensor", "init_device_mesh", "DeviceMesh"),
+    *prefixed("torch.distributed._tensor", "init_device_mesh", "device_mesh", "DeviceMesh"),
     *prefixed("torch.distributed", "_composable", "elastic.multiprocessing.errors.record"),
     *prefixed("torch.nn.parallel", "DistributedDataParallel", "distributed.DistributedDataParallel"),
     "samestep.join",

@@ -1,7 +1,10 @@
-"""Observers of the ranks of a distributed script: their devices, their rendezvous, and what they save."""
+"""Observers of the ranks of a distributed script: devices, threads, rendezvous, and what they save."""
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from linecache import getlines
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,18 @@ from torch import nn
 
 from samestep.autopilot.script.devices import NAMED
 from samestep.base import env
+from samestep.hooks import declarations
+from samestep.hooks.registry import attached_all, wrapping
 from samestep.launchers.detect import detect
-from samestep.verify.observers.check import Observer
-from samestep.verify.trace import Note
+from samestep.ranks.hang.script_position import current_place
+from samestep.verify.observers.check import Observer, in_words
+from samestep.verify.trace import Note, Place
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".model")
 _PREFIX = "module."
+_COUNTS_CORES = re.compile(r"\b(?:(?:process_)?cpu_count|sched_getaffinity|cpu_affinity)\b")
+"""The functions of Python, torch and psutil that count the cores."""
 
 
 class DeviceOfRank(Observer):
@@ -69,6 +77,41 @@ class RendezvousAddress(Observer):
                 f"the script replaces the rendezvous address of the launcher: {values}. On several nodes, or "
                 "beside another run on this node, the ranks do not find each other. Use "
                 "os.environ.setdefault, or leave these variables to the launcher.",
+            )
+
+
+class ThreadsOfRank(Observer):
+    """Compares the compute threads that the script sets with the cores of the host.
+
+    A constant number can be right on another host: the script must count the cores.
+    """
+
+    def __init__(self) -> None:
+        self._local_size = detect(env.snapshot()).place.local_size
+        self._set_at: Place | None = None  # the line that has set the number
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """See `Observer.attached`."""
+        with super().attached(), attached_all({declarations.THREADS_SET: wrapping(self._set)}):
+            yield
+
+    def _set(self, original: Callable[[int], None], number: int) -> None:
+        original(number)
+        self._set_at = current_place()
+
+    def notes(self) -> Iterator[Note]:
+        """See `Observer.notes`."""
+        threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+        if self._set_at is None or self._local_size == 1 or not threads >= cores > 1:
+            return
+        if _COUNTS_CORES.search("".join(getlines(self._set_at[0]))):
+            yield Note(
+                "threads-of-all-cores",
+                f"each of {self._local_size} ranks of the node computes with {threads} threads"
+                f"{in_words(self._set_at)}, as many as the node has cores, so they compete. Divide "
+                "the cores by the number of ranks, or leave the number of threads to the launcher.",
+                self._set_at,
             )
 
 

@@ -68,11 +68,11 @@ class SavedStateDiffers(Check):
                 if changed:
                     self._missing.setdefault(state.place, changed)
 
-    def _save(self, original: Callable[..., Any], content: Any, *args: Any, **kwargs: Any) -> Any:
-        for state in dicts(content):
+    def _save(self, original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
+        for state in dicts(obj):
             for model, at_first in self._at_first.items():
                 self._note_state(state, model, at_first)
-        return original(content, *args, **kwargs)
+        return original(obj, *args, **kwargs)
 
     def _note_state(self, state: Mapping[Any, Any], model: nn.Module, at_first: Checksums) -> None:
         """Record the state of a model that has all trainable parameters, and not all frozen ones."""
@@ -93,14 +93,14 @@ class SavedStateDiffers(Check):
         self,
         original: Callable[..., Any],
         module: nn.Module,
-        state: Mapping[str, Any],
+        state_dict: Mapping[str, Any],
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        result = original(module, state, *args, **kwargs)
+        result = original(module, state_dict, *args, **kwargs)
         self._loaded.pop(module, None)
         if self._states and result.missing_keys:
-            tensors = {plain_name(key): value for key, value in state.items() if _is_tensor(key, value)}
+            tensors = {plain_name(key): value for key, value in state_dict.items() if _is_tensor(key, value)}
             loaded = _checksums(tensors)
             missing = {plain_name(key) for key in result.missing_keys}
             for saved in self._states:

@@ -17,7 +17,7 @@ from samestep.verify.observers.evaluation import (
 from samestep.verify.observers.gradient_coverage import GradientCoverage, UpdatesStop
 from samestep.verify.observers.loaders import LoaderGenerators, RowsNotUsed, SamplerEpochs
 from samestep.verify.observers.loss_graphs import LossArguments
-from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress
+from samestep.verify.observers.rank_observers import DeviceOfRank, RendezvousAddress, ThreadsOfRank
 from samestep.verify.observers.saved_states import SavedStateDiffers
 from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
 
@@ -40,5 +40,5 @@ CHECKS: Sequence[Callable[[], Check]] = (
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
 """Observers of the run on one worker."""
-OF_EACH_RANK: Sequence[Callable[[], Observer]] = (DeviceOfRank, RendezvousAddress)
+OF_EACH_RANK: Sequence[Callable[[], Observer]] = (DeviceOfRank, ThreadsOfRank, RendezvousAddress)
 """Observers of each rank of a distributed script that a launcher starts."""

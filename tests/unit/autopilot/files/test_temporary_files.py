@@ -53,6 +53,16 @@ def test_a_started_program_finds_temporary_files(overlay, temporary):
     assert not list(temporary.iterdir())
 
 
+def test_other_ranks_share_a_temporary_folder(overlay, tmp_path):
+    with redirected(overlay):
+        folder = Path(tempfile.mkdtemp())
+        (folder / "rank0").write_text("0")
+    with redirected(Overlay(tmp_path / "shadow")):
+        (folder / "rank1").write_text("1")
+        assert sorted(os.listdir(folder)) == ["rank0", "rank1"]
+    assert lines_of(folder / "rank1") == "1"
+
+
 def test_other_and_moved_files_stay_in_the_overlay(overlay, temporary, tmp_path):
     with redirected(overlay):
         made = Path(tempfile.mkdtemp(dir=tmp_path))

@@ -25,6 +25,7 @@ NATIVE = {
     "horovod": "import horovod.torch as hvd\nhvd.init()",
     "ignite": "import ignite.distributed as idist\nwith idist.Parallel('gloo') as p: p.run(f)",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))",
+    "former mesh": "from torch.distributed._tensor import device_mesh as d\nd.init_device_mesh('cpu', (2,))",
     "decorated": "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef f(): ...",
     "horovod tf": "import horovod.tensorflow as hvd\nhvd.init()",
     "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('a')",
