@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from samestep.base import env
+from samestep.base import env, event_record
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
-from samestep.base.signals import ended_by_interrupt
+from samestep.base.signals import ENDS, ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Report, ReportPipe, Start, become, entry_of, has_common_group
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
@@ -46,6 +46,9 @@ SILENT_COPIES = (
 )
 
 
+_ENDS = (0, UsageError.exit_code, PREEMPTED, *(128 + number for number in ENDS))
+"""Exit codes of runs that have not failed by themselves."""
+
 OWN_PROGRAM = Program(target="samestep", kind="module")
 """The program of a verb that runs its own code on the workers."""
 
@@ -73,6 +76,13 @@ def start_own(decision: Decision, arguments: Sequence[str]) -> int:
 
 def execute(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
+    event_record.begin_run()
+    code = _execute(decision)
+    event_record.end_run(has_failed=code not in _ENDS)
+    return code
+
+
+def _execute(decision: Decision) -> int:
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
@@ -87,7 +97,7 @@ def execute(decision: Decision) -> int:
     if _trains_alone_in_scratch(decision, outcome):
         if folder is not None and is_new:
             shutil.rmtree(folder, ignore_errors=True)
-        return execute(replace(decision, script=ScriptKind("native")))
+        return _execute(replace(decision, script=ScriptKind("native")))
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
@@ -138,6 +148,8 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         )
         return
     sys.stderr.write(cause.traceback)
+    if cause.exit_code < 0 and decision.size > 1:
+        log(f"the last events of each worker: samestep stacks {os.getpid()}")
     effect = (
         "the others were stopped"
         if decision.size > 1 and not decision.starts_own_workers

@@ -5,6 +5,7 @@
     --device cpu, --scratch     of a script that starts its own workers: around it and them
     its own workers
       --bind
+        the record of events
         --sanitize              these four on rank 0 alone, where the other ranks only help
         the check of the group
         --clock
@@ -117,9 +118,17 @@ def _local(decision: Decision) -> int:
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
     observers, inner = _observers(decision), _running(decision)
+    run = _nested(observers, inner)
     if decision.runs_once and not decision.has_helpers:
-        return partial(_on_main_rank, observed=_nested(observers, inner), as_helper=inner)
-    return _nested(observers, inner)
+        run = partial(_on_main_rank, observed=run, as_helper=inner)
+    return partial(_recorded, around=run, decision=decision)
+
+
+def _recorded(run: Callable[[], Ending], *, around: Around, decision: Decision) -> Ending:
+    """Run a worker's program in `around`, and record the worker's events."""
+    from samestep.run.worker_monitors import recorded
+
+    return recorded(run, around=around, size=decision.size, script=decision.job.program.target)
 
 
 def _on_main_rank(run: Callable[[], Ending], *, observed: Around, as_helper: Around) -> Ending:
