@@ -138,8 +138,12 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         return
     words = cause.describe(decision.size)
     if decision.starts_own_workers or decision.runs_once:  # the script has failed, not a rank
-        error = cause.error or "no exception"
-        words = f"{decision.job.program.target} failed with {error} (exit code {cause.code})"
+        how = (
+            f"failed with {cause.error} (exit code {cause.code})"
+            if cause.error
+            else f"ended with exit code {cause.code}"
+        )
+        words = f"{decision.job.program.target} {how}"
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
         # Another node may have no clearer failure; then this message is all that is known of the cause.
         message = " ".join(cause.message.split()).rstrip(".")
@@ -150,11 +154,8 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
     sys.stderr.write(cause.traceback)
     if cause.exit_code < 0 and decision.size > 1:
         log(f"the last events of each worker: samestep stacks {os.getpid()}")
-    effect = (
-        "the others were stopped"
-        if decision.size > 1 and not decision.starts_own_workers
-        else "the run is over"
-    )
+    is_of_rank = decision.size > 1 and not decision.starts_own_workers and not decision.runs_once
+    effect = "the others were stopped" if is_of_rank else "the run is over"
     log(f"{words}; {effect}{restarts.in_words()}.")
 
 

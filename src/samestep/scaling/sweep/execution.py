@@ -296,7 +296,7 @@ def _not_executed(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Itera
     failed = {outcome.trial.case for outcome in outcomes if outcome.error}
     left = [trial for trial in trials if trial.number not in ran and trial.case not in failed]
     if left:
-        text = f"Interrupted: {len(left)} of {counted(len(trials), 'run')} were not executed."
+        text = f"Interrupted before {len(left)} of {counted(len(trials), 'run')}."
         yield Note("interrupted", text)
 
 
