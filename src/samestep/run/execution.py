@@ -13,11 +13,11 @@ from typing import NoReturn
 
 from samestep.base import env, event_record
 from samestep.base.console import inform, log, write_stderr
-from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
+from samestep.base.errors import PREEMPTED, OutOfStep, PeerLost, StepsDiffer, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
-from samestep.base.signals import ENDS, ended_by_interrupt
+from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program
 from samestep.launch.local.child import Report, ReportPipe, Start, become, entry_of, has_common_group
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads
@@ -46,8 +46,8 @@ SILENT_COPIES = (
 )
 
 
-_ENDS = (0, UsageError.exit_code, PREEMPTED, *(128 + number for number in ENDS))
-"""Exit codes of runs that have not failed by themselves."""
+_WITHOUT_TRACEBACK = (OutOfStep.__name__, StepsDiffer.__name__, PeerLost.__name__)
+"""Names of errors whose reason is not in the traceback of a rank, but in the events of all."""
 
 OWN_PROGRAM = Program(target="samestep", kind="module")
 """The program of a verb that runs its own code on the workers."""
@@ -76,13 +76,6 @@ def start_own(decision: Decision, arguments: Sequence[str]) -> int:
 
 def execute(decision: Decision) -> int:
     """Run the job to its end and return the exit code of the run."""
-    event_record.begin_run()
-    code = _execute(decision)
-    event_record.end_run(has_failed=code not in _ENDS)
-    return code
-
-
-def _execute(decision: Decision) -> int:
     if decision.threads is not None:
         # Read when torch and NumPy are loaded, here or in a fresh interpreter.
         env.export(thread_variables(decision.threads))
@@ -93,11 +86,13 @@ def _execute(decision: Decision) -> int:
             log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
         if isinstance(settled, Join):
             _run_here(decision, settled)
+        event_record.begin_run()
         outcome = _spawn(decision, settled)
+        event_record.end_run(has_failed=_needs_events(outcome))
     if _trains_alone_in_scratch(decision, outcome):
         if folder is not None and is_new:
             shutil.rmtree(folder, ignore_errors=True)
-        return _execute(replace(decision, script=ScriptKind("native")))
+        return execute(replace(decision, script=ScriptKind("native")))
     if outcome.preempted:
         return PREEMPTED
     if outcome.interrupted_by:
@@ -115,6 +110,14 @@ def _execute(decision: Decision) -> int:
     ):
         raise WorkerFailed(SILENT_COPIES.format(size=decision.size))
     return outcome.cause.code if outcome.cause else 0
+
+
+def _needs_events(outcome: Outcome) -> bool:
+    """Return whether the events of all workers are kept: one was killed, or they hung."""
+    cause = outcome.cause
+    if cause is None or outcome.interrupted_by or outcome.preempted:
+        return False
+    return cause.exit_code < 0 or cause.error in _WITHOUT_TRACEBACK
 
 
 def bind_worker(decision: Decision, place: Place) -> None:
@@ -152,7 +155,7 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         )
         return
     sys.stderr.write(cause.traceback)
-    if cause.exit_code < 0 and decision.size > 1:
+    if _needs_events(outcome) and decision.size > 1:
         log(f"the last events of each worker: samestep stacks {os.getpid()}")
     is_of_rank = decision.size > 1 and not decision.starts_own_workers and not decision.runs_once
     effect = "the others were stopped" if is_of_rank else "the run is over"
