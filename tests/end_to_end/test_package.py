@@ -99,18 +99,8 @@ def test_pip_installs_from_an_index_what_trains_on_two_workers_and_has_the_lab(b
     python = tmp_path / "venv" / "bin" / "python"
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
     index = local_index(built, tmp_path / "simple")
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--no-deps",
-        "--quiet",
-        "--index-url",
-        index,
-    )
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    pip = (*install, "--no-deps", "--ignore-installed", "--index-url", index)
     assert run(*pip, "samestep").returncode == 0
     # addsitedir would run the .pth file of the editable installation; a plain path does not.
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
