@@ -56,7 +56,7 @@ def main(world: samestep.World) -> None:
             loss = F.cross_entropy(scores, labels.to(device))
             optimizer.zero_grad()
             # (4, continued) Shares of the short last batch may be uneven: the weight makes up for it.
-            (loss * train_loader.weight).backward()
+            (loss * train_loader.loss_weight).backward()
             optimizer.step()
             loss_sum += loss.item() * len(labels)
 

@@ -73,7 +73,7 @@ def test_public_names_are_these_and_all_load():
         "errors",
         "join",
         "load",
-        "load_state",
+        "load_weights",
         "replicate",
         "save",
         "shard",

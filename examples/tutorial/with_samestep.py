@@ -60,12 +60,12 @@ def train_epoch(
         loss = F.cross_entropy(model(images.to(world.device)), labels.to(world.device))
         optimizer.zero_grad()
         # >>> step 3: the data
-        (loss * loader.weight).backward()  # shards of a batch can be uneven
+        (loss * loader.loss_weight).backward()  # shards of a batch can be uneven
         # <<<
         optimizer.step()
-        loss_sum += loss.detach() * loader.weight
+        loss_sum += loss.detach() * loader.loss_weight
     # >>> step 4: sums over all ranks, printed once
-    return world.sum(loss_sum.item()) / len(loader) / world.place.size
+    return world.sum(loss_sum.item()) / len(loader) / world.size
     # <<<
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samestep.ranks.world.join import join
     from samestep.ranks.world.protocol import Work, World
     from samestep.ranks.world.timed_region import TimedRegion, timed
-    from samestep.training.checkpoint.scripts import load, load_state, save
+    from samestep.training.checkpoint.scripts import load, load_weights, save
     from samestep.training.data.shard import shard
     from samestep.training.data.sharded_loader import ShardedLoader, UnpaddedSampler
 
@@ -42,7 +42,7 @@ _HOMES = {
     "batch_dim": "samestep.autopilot.split.call_arguments",
     "join": "samestep.ranks.world.join",
     "load": "samestep.training.checkpoint.scripts",
-    "load_state": "samestep.training.checkpoint.scripts",
+    "load_weights": "samestep.training.checkpoint.scripts",
     "replicate": "samestep.parallel.gradients.replicate",
     "save": "samestep.training.checkpoint.scripts",
     "shard": "samestep.training.data.shard",
@@ -51,7 +51,7 @@ _HOMES = {
     "timed": "samestep.ranks.world.timed_region",
     "workers": "samestep.autopilot.once_script",
 }
-_RENAMED = {"Pending": "Work"}
+_RENAMED = {"Pending": "Work", "load_state": "load_weights"}
 
 __all__ = [
     "Error",
@@ -70,7 +70,7 @@ __all__ = [
     "errors",
     "join",
     "load",
-    "load_state",
+    "load_weights",
     "replicate",
     "save",
     "shard",

@@ -83,13 +83,25 @@ def test_the_wheel_of_samestep_has_no_lab(built):
     assert (own, lab) == ({"samestep"}, {"samestep_lab"})
 
 
-def test_the_installed_wheels_train_on_two_workers_and_have_the_lab(built, tmp_path):
+def local_index(files, folder):
+    """Make a package index of folders, as pip reads it, and return its address."""
+    for file in files:
+        project = folder / file.name.partition("-")[0].replace("_", "-")
+        project.mkdir(parents=True, exist_ok=True)
+        with (project / "index.html").open("a") as page:
+            page.write(f'<a href="{file.as_uri()}">{file.name}</a>\n')
+    return folder.as_uri()
+
+
+def test_pip_installs_from_an_index_what_trains_on_two_workers_and_has_the_lab(built, tmp_path):
     """No dependency is installed: the new environment finds those of this one behind its own packages."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
-    assert run(*pip, built[0]).returncode == 0
+    index = local_index(built, tmp_path / "simple")
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    pip = (*install, "--no-deps", "--ignore-installed", "--index-url", index)
+    assert run(*pip, "samestep").returncode == 0
     # addsitedir would run the .pth file of the editable installation; a plain path does not.
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
@@ -102,7 +114,7 @@ def test_the_installed_wheels_train_on_two_workers_and_have_the_lab(built, tmp_p
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run" / "result.json").exists()
 
-    assert run(*pip, built[1]).returncode == 0
+    assert run(*pip, "samestep-lab").returncode == 0
     listed = run(tmp_path / "venv/bin/samestep", "lab")
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout.partition("\n\n")[2].startswith("hello ")

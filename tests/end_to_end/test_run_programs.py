@@ -313,7 +313,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(script):
     ended = samestep("run", "-n", 4, "--dry-run", "--max-restarts", 2, prog, "-n", "3")
 
     assert ended.code == 0
-    assert "spawn: 4 worker(s) here" in ended.out
+    assert "spawn: 4 workers on this node" in ended.out
     assert f"{prog} -n 3" in ended.out
     assert "up to 2" in ended.out
 

@@ -19,13 +19,18 @@ from pathlib import Path
 
 import psutil
 
+from samestep.base import event_record
 from support.forked_commands import samestep, start
 
 DEADLINE_S = 90.0
 """How long a run may take until it trains."""
 ENDED_S = 5.0
 """How long what belongs to a run may live on."""
-_CACHES = {"torchinductor_root", "torchinductor_" + os.environ.get("USER", "root")}
+_CACHES = {
+    "torchinductor_root",
+    "torchinductor_" + os.environ.get("USER", "root"),
+    event_record.folder().name,
+}
 
 _TRAIN = """
 import os, sys, time

@@ -29,7 +29,6 @@ from samestep.training.output.step_journal import Journal
 from samestep.training.recipes.registry import FAST, RECIPES
 from samestep.training.recipes.request import RECIPE_KEYS
 from samestep.training.settings import SMALL_SHARE, Settings
-from samestep_lab.experiments.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,12 +80,6 @@ def test_every_module_of_a_completely_listed_folder_is_in_the_reference(page, fo
     listed = re.findall(rf"^::: samestep\.{re.escape(folder)}\.(\w+)$", text, re.MULTILINE)
     modules = [path.stem for path in (ROOT / "src" / "samestep").joinpath(*folder.split(".")).glob("*.py")]
     assert sorted([*listed, "__init__"]) == sorted(modules)
-
-
-def test_every_experiment_is_in_the_page_about_the_lab():
-    rows = [f"| `{one.name}` | {one.question} | {one.workers} |" for one in EXPERIMENTS.values()]
-
-    assert "\n".join(rows) in (DOCS / "lab" / "experiments.md").read_text()
 
 
 def test_every_public_name_is_in_the_reference():

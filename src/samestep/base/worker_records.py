@@ -113,12 +113,17 @@ class StackDumps:
 
 
 def parse_main_frames(text: str) -> list[Frame]:
-    """Return the frames of the main thread from what `StackDumps.use_here` has written."""
+    """Return the frames of the main thread, of the last dump, from what `StackDumps.use_here` has written.
+
+    `text` begins with the line that names the thread; each dump of `faulthandler` has all threads.
+    """
     first, *lines = text.splitlines() or [""]
-    main, frames, is_main = int(first.removeprefix(_MAIN) or "0", 16), [], False
+    main, is_main = int(first.removeprefix(_MAIN) or "0", 16), False
+    frames: list[Frame] = []
     for line in lines:
         if thread := _THREAD.match(line):
             is_main = int(thread[1], 16) == main
+            frames = [] if is_main else frames
         elif is_main and (frame := _FRAME.match(line)):
             frames.append(Frame(frame[1], int(frame[2]), frame[3]))
     return frames

@@ -28,6 +28,7 @@ VERBS: Mapping[str, str] = {
     "run": "Run a program on N workers.",
     "verify": "Check that a script takes the same steps on several workers as on one.",
     "scale": "Measure the speedup of more workers, and the causes of lost efficiency.",
+    "stacks": "Show what each worker of a run on this host is doing.",
     "report": "Write a page about a run, a comparison of runs, or a scaling study.",
     "train": "Train a built-in recipe on N workers, or resume a run.",
     "bench": "Measure the time of collectives and of training steps.",
@@ -376,7 +377,8 @@ def usage_text(error: typer.TyperException) -> str:
         return str(first["ctx"]["error"])
     option = message.partition(": ")[0].removeprefix("Invalid value for ").strip("'")
     expected = first["msg"].partition(",")[0].removeprefix("Input should be ")
-    return f"{option} is {first['input']!r}; give {expected}"
+    number = "a number " if expected.startswith(("less", "greater")) else ""
+    return f"{option} is {first['input']!r}; give {number}{expected}"
 
 
 _NAMED = ("target", "recipe", "model", "data")

@@ -189,8 +189,8 @@ def run(
     redirects: Annotated[
         str,
         option(
-            "",
-            "Streams that go to files only: 1 stdout, 2 stderr, 3 both, or RANK:S,..",
+            "STREAMS",
+            "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both, or RANK:S,..",
             _OUTPUT,
             "-r",
             "--redirects",
@@ -199,8 +199,8 @@ def run(
     tee: Annotated[
         str,
         option(
-            "",
-            "Streams that go to files and, prefixed with the rank, to the console.",
+            "STREAMS",
+            "Streams, as of --redirects, that go to files and, prefixed with the rank, to the console.",
             _OUTPUT,
             "-t",
             "--tee",

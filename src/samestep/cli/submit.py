@@ -16,7 +16,7 @@ from samestep.base.signals import held
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import help_of
-from samestep.cli.options import launch, results
+from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch, with_flags_of
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
@@ -275,6 +275,12 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
     is_checked = target in VERBS and target != "run"
     if misplaced and is_checked:
         raise UsageError(f"{misplaced[0]} after {target} is an option of the job; put it before {target}.")
+    known = script_words.program_flags(script) if misplaced and script is not None else None
+    if known is not None and not script_words.can_have(known, misplaced[0]):
+        raise UsageError(
+            f"{misplaced[0]} after {target} is passed to the script, which has no such option. Put it before "
+            f"{target}."
+        )
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
     if is_checked:

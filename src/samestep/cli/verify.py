@@ -353,7 +353,9 @@ def _watch(size: int, kind: str, *, limit_s: float) -> Watch:
 def _sizes(text: str, *, least: int) -> list[int]:
     sizes = sorted(set(launch.worker_counts(text)))
     if not least <= sizes[-1] <= MOST_WORKERS:
-        raise UsageError(f"-n {text} has the maximum {sizes[-1]}; give {least} to {MOST_WORKERS:,} workers.")
+        raise UsageError(
+            f"-n {text}: the largest number is {sizes[-1]}; give one from {least} to {MOST_WORKERS:,}."
+        )
     refuse_beyond_memory(sizes[-1])
     return sizes
 

@@ -83,7 +83,7 @@ def launcher(context: Context) -> Result:
     shown += [
         ("threads", f"{threads.count} ({threads.reason})"),
         ("processors", f"{cpu.usable} usable of {cpu.machine} ({cpu.limited_by}); {machine.processor}"),
-        ("mask", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
+        ("may use", f"CPUs {ranges(cpu.allowed, separator=', ')}"),
         ("memory", bytes_text(machine.memory_bytes)),
         ("host", f"{machine.hostname}, {machine.system}"),
     ]
@@ -129,7 +129,8 @@ def networks(context: Context) -> Result:
 def hooks(_: Context) -> Result:
     """Check that the installed libraries have every attribute that samestep replaces."""
     wrong = [problem(f"{text}.") for text in problems(ALL)]
-    return Result(rows=[("hooks", f"{len(ALL) - len(wrong)} of {len(ALL)} fit")], findings=wrong)
+    fit = f"{len(ALL) - len(wrong)} of the {len(ALL)} functions that samestep replaces are as it expects"
+    return Result(rows=[("libraries", fit)], findings=wrong)
 
 
 def joining(_: Context) -> Result:

@@ -73,6 +73,8 @@ class _Chain:
 _lock = threading.RLock()  # reentrant: the garbage collector may detach a hook while another is attached
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _chains: dict[tuple[int, str], _Chain] = {}
+_first: dict[tuple[int, str], Any] = {}
+"""The library's own value of each attribute that `put` has set."""
 _numbers = count()
 
 
@@ -141,6 +143,7 @@ def put(hook: Hook, value: Any) -> Any:
     """Set the attribute of `hook`, and return its previous value; nothing restores it."""
     owner = _owner(hook)
     before = getattr(owner, hook.attribute)
+    _first.setdefault((id(owner), hook.attribute), before)
     setattr(owner, hook.attribute, value)
     return before
 
@@ -176,7 +179,8 @@ def instead(value: Any) -> Make:
 def problems(hooks: Iterable[Hook]) -> Iterator[str]:
     """Yield a sentence for each hook that does not fit the installed libraries.
 
-    Each hook is attached and detached once; nothing else may run in this process meanwhile.
+    Each hook is attached and detached once, but for those of attributes that samestep has replaced already;
+    nothing else may run in this process meanwhile.
     """
     for hook in hooks:
         try:
@@ -188,12 +192,16 @@ def problems(hooks: Iterable[Hook]) -> Iterator[str]:
             if not hook.optional:
                 yield f"{hook.name} is missing; {hook.feature} is refused"
             continue
-        before = vars(owner).get(hook.attribute, _MISSING)
-        original = getattr(owner, hook.attribute)
+        key, before = (id(owner), hook.attribute), vars(owner).get(hook.attribute, _MISSING)
+        chain = _chains.get(key)
+        original = getattr(owner, hook.attribute) if chain is None else chain.original
+        original = _first.get(key, original)
         parameters = _parameters(original)
         missing = [] if parameters is None else [name for name in hook.arguments if name not in parameters]
         if missing:
             yield f"{hook.name} has no parameter {', '.join(missing)}; {hook.feature} relies on it"
+        if chain is not None or key in _first:
+            continue
         if before is not _MISSING and _is_foreign(hook, original):
             yield f"{hook.name} is replaced by {original.__module__}; {hook.feature} runs around that"
         with attached_to(owner, hook, lambda function: function):

@@ -126,7 +126,9 @@ class Job:
             if value is not None and value < 1:
                 raise UsageError(f"{flag} {value}: there must be at least one worker.")
             if value is not None and value > MOST_WORKERS:
-                raise UsageError(f"{flag} {value}: use {MOST_WORKERS:,} workers or fewer.")
+                raise UsageError(
+                    f"{flag} {value} is more than the {MOST_WORKERS:,} workers that a job can have."
+                )
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts} is negative; 0 means none.")
         if not 0 < self.monitor_interval_s <= LONGEST_S:

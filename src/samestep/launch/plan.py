@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from samestep.base.errors import UsageError
 from samestep.base.place import Place
+from samestep.base.units import counted
 from samestep.launch.job import Job, Nodes
 from samestep.launchers.detect import UNLAUNCHED, Detected
 from samestep.ranks.rendezvous.endpoint import choose, rendezvous_endpoint, reserved_port
@@ -51,10 +52,11 @@ class Spawn:
     def describe(self) -> str:
         """Return the plan in one line."""
         if self.nodes.count == 1:
-            return f"spawn: {self.local} worker(s) here"
+            return f"spawn: {counted(self.local, 'worker')} on this node"
         where = "" if self.nodes.rank is None else f", this is node {self.nodes.rank}"
         return (
-            f"spawn: {self.local} worker(s) here, {self.size} = {self.nodes.count} nodes x {self.local}"
+            f"spawn: {counted(self.local, 'worker')} on this node, "
+            f"{self.size} = {self.nodes.count} nodes x {self.local}"
             f"{where}, rendezvous at {self.nodes.endpoint} ({self.nodes.backend})"
         )
 

@@ -77,7 +77,7 @@ def threads_per_rank(
     """
     if asked is not None:
         if not 1 <= asked <= MOST_THREADS:
-            raise UsageError(f"threads={asked} is not a number of threads. Use 1 .. {MOST_THREADS:,}.")
+            raise UsageError(f"--threads {asked}: use a number from 1 to {MOST_THREADS:,}.")
         return Threads(asked, _ASKED)
     text = env.get("OMP_NUM_THREADS", "").strip()
     if text:

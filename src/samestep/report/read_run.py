@@ -73,6 +73,8 @@ def read_run(path: Path) -> Run:
     """
     if not (path / "config.toml").is_file():
         why = "is not a run folder: it has no config.toml" if path.exists() else "does not exist"
+        if (path / "study.json").exists():
+            raise UsageError(f"{path} is a study; give one study alone, or the folders of several trainings.")
         raise UsageError(f"{path} {why}. Give the folder of a training, or a study.")
     try:
         return Run(

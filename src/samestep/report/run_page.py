@@ -316,7 +316,7 @@ def times(run: Run) -> list[LineChart]:
             y="samples/s",
             lines=speeds,
             zero=True,
-            note="Samples of each worker's share per second of its steps; all workers wait for the slowest.",
+            note="Samples of each worker's shard per second of its steps; all workers wait for the slowest.",
         ),
     ]
 

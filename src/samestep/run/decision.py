@@ -401,7 +401,7 @@ def _serial_text(decision: Decision, script: ScriptKind) -> str:
             f"own data parallelism ({script.optional})"
         )
     if script.evidence is None:
-        return "is a serial script; its models' calls are split across workers"
+        return "is a serial script: it runs once, and calls of its models are split across workers"
     return (
         f"trains on one device ({script.evidence}): its models' calls are split across workers; --mode "
         f"native starts the library's own data parallelism, with {decision.size} times the global batch"

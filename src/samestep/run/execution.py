@@ -5,6 +5,7 @@ The wrappers around each worker's program, from the outside to the script::
     --device cpu, --scratch     of a script that starts its own workers: around it and them
     its own workers
       --bind
+        the record of events
         --sanitize              these four on rank 0 alone, where the other ranks only help
         the check of the group
         --clock
@@ -28,9 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from samestep.base import env
+from samestep.base import env, event_record
 from samestep.base.console import inform, log, write_stderr
-from samestep.base.errors import PREEMPTED, UsageError, WorkerFailed
+from samestep.base.errors import PREEMPTED, OutOfStep, PeerLost, StepsDiffer, UsageError, WorkerFailed
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
@@ -76,6 +77,9 @@ SILENT_COPIES = (
 )
 
 
+_WITHOUT_TRACEBACK = (OutOfStep.__name__, StepsDiffer.__name__, PeerLost.__name__)
+"""Names of errors whose reason is not in the traceback of a rank, but in the events of all."""
+
 OWN_PROGRAM = Program(target="samestep", kind="module")
 """The program of a verb that runs its own code on the workers."""
 
@@ -113,7 +117,9 @@ def execute(decision: Decision) -> int:
             log(f"Gloo uses {interface.name} between the nodes ({interface.why})")
         if isinstance(settled, Join):
             _run_here(decision, settled)
+        event_record.begin_run()
         outcome = _spawn(decision, settled)
+        event_record.end_run(has_failed=_needs_events(outcome))
     if _trains_alone_in_scratch(decision, outcome):
         if folder is not None and is_new:
             shutil.rmtree(folder, ignore_errors=True)
@@ -137,6 +143,14 @@ def execute(decision: Decision) -> int:
     return outcome.cause.code if outcome.cause else 0
 
 
+def _needs_events(outcome: Outcome) -> bool:
+    """Return whether the events of all workers are kept: one was killed, or they hung."""
+    cause = outcome.cause
+    if cause is None or outcome.interrupted_by or outcome.preempted:
+        return False
+    return cause.exit_code < 0 or cause.error in _WITHOUT_TRACEBACK
+
+
 def bind_worker(decision: Decision, place: Place) -> None:
     """Bind this process, the worker at `place`, to the cores that were decided.
 
@@ -158,8 +172,12 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         return
     words = cause.describe(decision.size)
     if decision.starts_own_workers or decision.runs_once:  # the script has failed, not a rank
-        error = cause.error or "no exception"
-        words = f"{decision.job.program.target} failed with {error} (exit code {cause.code})"
+        how = (
+            f"failed with {cause.error} (exit code {cause.code})"
+            if cause.error
+            else f"ended with exit code {cause.code}"
+        )
+        words = f"{decision.job.program.target} {how}"
     if isinstance(decision.plan, Spawn) and decision.plan.nodes.count > 1 and cause.weight:
         # Another node may have no clearer failure; then this message is all that is known of the cause.
         message = " ".join(cause.message.split()).rstrip(".")
@@ -168,11 +186,10 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         )
         return
     sys.stderr.write(cause.traceback)
-    effect = (
-        "the others were stopped"
-        if decision.size > 1 and not decision.starts_own_workers
-        else "the run is over"
-    )
+    if _needs_events(outcome) and decision.size > 1:
+        log(f"the last events of each worker: samestep stacks {os.getpid()}")
+    is_of_rank = decision.size > 1 and not decision.starts_own_workers and not decision.runs_once
+    effect = "the others were stopped" if is_of_rank else "the run is over"
     log(f"{words}; {effect}{restarts.in_words()}.")
 
 
@@ -380,9 +397,17 @@ def _local(decision: Decision) -> int:
 def _of_worker(decision: Decision) -> Around:
     """Return the function that runs each worker's program, with all that the decision asks for around it."""
     observers, inner = _observers(decision), _running(decision)
+    run = _nested(observers, inner)
     if decision.runs_once and not decision.has_helpers:
-        return partial(_on_main_rank, observed=_nested(observers, inner), as_helper=inner)
-    return _nested(observers, inner)
+        run = partial(_on_main_rank, observed=run, as_helper=inner)
+    return partial(_recorded, around=run, decision=decision)
+
+
+def _recorded(run: Callable[[], Ending], *, around: Around, decision: Decision) -> Ending:
+    """Run a worker's program in `around`, and record the worker's events."""
+    from samestep.run.worker_monitors import recorded
+
+    return recorded(run, around=around, size=decision.size, script=decision.job.program.target)
 
 
 def _on_main_rank(run: Callable[[], Ending], *, observed: Around, as_helper: Around) -> Ending:

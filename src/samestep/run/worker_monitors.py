@@ -22,13 +22,14 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from samestep.autopilot.files.file_calls import unredirected
-from samestep.base import env
+from samestep.base import env, event_record
 from samestep.base.console import log, write_stderr
 from samestep.base.errors import Error, OutOfStep, StepsDiffer, UsageError
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_to
+from samestep.hooks.training_events import optimizer_steps
 from samestep.launch.local.child import Around, Watch, has_common_group
 from samestep.launch.local.failure import follows_from_another
 from samestep.launch.local.hosting import Ending, exit_process
@@ -41,6 +42,7 @@ from samestep.observe.step_clock import ScriptClock
 from samestep.ranks.hang.current_call import recorded_messages
 from samestep.ranks.hang.detection import DIVERGED_ADVICE, STEPS_ADVICE, HangReport
 from samestep.ranks.hang.rank_status import ProcessGroupStore, State, StatusStore, Wait, inherited_store
+from samestep.ranks.hang.script_position import current_line
 from samestep.ranks.hang.watchdog import IdleWatch, Response, Watchdog, interval_of
 from samestep.ranks.rendezvous.network_store import keep_open
 
@@ -67,6 +69,31 @@ def watchdog(*, limit_s: float, forked: bool) -> Watch:
 def idle_watch(*, limit_s: float) -> Watch:
     """Return the function that runs the program of a single worker, and ends it if it is idle for so long."""
     return partial(_run_unless_idle, limit_s=limit_s)
+
+
+def recorded(run: Callable[[], Ending], *, around: Around, size: int, script: str) -> Ending:
+    """Run a worker's program in `around`, and record its events in a file; see `base.event_record`.
+
+    `size` is the number of workers.
+    """
+    event_record.begin_record(detect(env.snapshot()).place.rank, size, script)
+    steps = 0
+
+    def after_step(_: Any) -> None:
+        nonlocal steps
+        if not torch.compiler.is_compiling():
+            steps += 1
+            event_record.note(f"optimizer step {steps} at {current_line()}")
+
+    with optimizer_steps(after_step):
+        try:
+            ending = around(run)
+        except BaseException as error:
+            event_record.end_record(type(error).__name__)
+            raise
+    failed = f"exit code {ending.exit_code}" if ending.exit_code else ""
+    event_record.end_record(ending.error or failed)
+    return ending
 
 
 def sanitized(run: Callable[[], Ending], *, around: Around) -> Ending:
@@ -173,6 +200,7 @@ def _out_of_step(hang: HangReport) -> Ending:
 
 
 def _end_with_cause(report: Report, hang: HangReport) -> NoReturn:
+    event_record.write_stacks_of_run()
     report(_out_of_step(hang))
     os._exit(1)
 

@@ -300,12 +300,17 @@ def _kubectl(job: KubernetesJob) -> list[str]:
     return ["kubectl", *(["--namespace", job.site.namespace] if job.site.namespace else [])]
 
 
+_LOG_LINE = re.compile(r"[IWE]\d{4} ")
+"""The begin of a line that kubectl's libraries log before its message."""
+
+
 def _asked(ask: Ask, words: list[str], *, advice: str) -> None:
     """Run kubectl; `advice` is the remedy for what the cluster refuses."""
     answer = ask(words)
     if answer.code == 0:
         return
-    reason = " ".join(answer.err.split()).removesuffix(".") or f"exit code {answer.code}"
+    lines = [line for line in answer.err.splitlines() if _LOG_LINE.match(line) is None]
+    reason = " ".join(" ".join(lines).split()).removesuffix(".") or f"exit code {answer.code}"
     if "Error from server" not in answer.err:
         raise UsageError(f"kubectl cannot submit the job: {reason}; {_PRINT_HERE}.")
     raise UsageError(f"Kubernetes refuses the job: {reason}.{advice}")

@@ -96,7 +96,8 @@ def _failure(run: RunRecord) -> str:
     """Return how a run failed."""
     facts, failure = run.facts, run.failure
     if facts.ended != "killed":
-        return f"{facts.ended}: {one_line(facts.message)}".removesuffix(".")
+        why = one_line(facts.message).removesuffix(".")
+        return f"{facts.ended}: {why}" if why else f"{facts.ended}; python prints the reason"
     if failure is None:
         return "its process exited without Python's cleanup (os._exit?) and reported no error"
     return failure.message.removesuffix(".") or f"it died with exit code {failure.exit_code}"

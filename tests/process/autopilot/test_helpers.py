@@ -508,5 +508,5 @@ def test_evidence_has_the_ways_tried_and_the_size_of_a_difference(processes):
     ((lines,),) = [processes.run(evidence, 1)]
     _, unsplit, first, *_ = lines
     assert "it differs by 0." in unsplit
-    assert "[0] along 0" in first
+    assert "[0] split along dimension 0" in first
     assert "rounding explains" in first

@@ -63,7 +63,7 @@ def test_weighted_losses_average_to_the_global_mean(size):
         loader = samestep.shard(numbers(22), batch_size=5, shuffle=True, world=world)
         means = []
         for values, _ in loader:
-            loss = values.double().mean().item() * loader.weight if len(values) else 0.0
+            loss = values.double().mean().item() * loader.loss_weight if len(values) else 0.0
             means.append((world.sum(loss) / size, loader.global_count))
         return means
 

@@ -45,7 +45,7 @@ def test_a_stream_has_the_steps_of_a_data_set_of_its_length(count, batch_size, s
         loader.load_state_dict(asdict(start))
         left = loader.remaining
         return [
-            (batch.tolist(), loader.weight, loader.global_count, loader.position) for batch in loader
+            (batch.tolist(), loader.loss_weight, loader.global_count, loader.position) for batch in loader
         ], left
 
     if drop_last and count < batch_size:

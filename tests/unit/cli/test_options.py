@@ -25,7 +25,7 @@ OTHER_MEANINGS = {
 WITHOUT_JSON = {"run": "its result is that of the program"}
 """Commands without ``--json``."""
 
-WITHOUT_QUIET = {"data": "prints its result only", "doctor": "prints its result only"}
+WITHOUT_QUIET = dict.fromkeys(("data", "doctor", "stacks"), "prints its result only")
 """Commands without ``--quiet``."""
 
 

@@ -40,6 +40,7 @@ def submit(tmp_path, monkeypatch, capsys):
         (["slurm", "verify", "train.py"], "samestep verify .*run, train"),
         (["slurm", "run", "--device", "cpu", "gone.py"], "gone.py "),
         (["slurm", "notes.ipynb"], "notebook"),
+        (["slurm", "train.py", "--dry-run"], "--dry-run after train.py .* no such option"),
         (["slurm", "run", "--device", "cpu", "notes.ipynb"], "notebook"),
         (["slurm", "run", "torchrun", "train.py"], "torchrun"),
         (["slurm", "run", "--no-python", "torchrun", "train.py"], "torchrun"),
@@ -108,7 +109,8 @@ def test_an_unknown_key_is_named_with_the_nearest(submit, tmp_path):
     assert all(one in err for one in ("[slurm]", "'acount'", "'account'"))
 
 
-def test_a_flag_of_the_job_after_the_program_is_pointed_out(submit):
+def test_a_flag_of_the_job_after_a_program_that_may_have_it_is_pointed_out(submit, tmp_path):
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)\n")
     code, out, err = submit("slurm", "--dry-run", "train.py", "--nodes", "2")
 
     assert code == 0

@@ -177,6 +177,21 @@ def test_every_declared_hook_fits_the_installed_libraries():
     assert list(problems(ALL)) == []
 
 
+def test_attributes_that_samestep_has_replaced_are_no_problem():
+    attached_now = Hook(
+        "torch.distributed.distributed_c10d", "barrier", "a test", "a reason", arguments=("group",)
+    )
+    put_now = Hook(
+        "torch.distributed.distributed_c10d", "broadcast", "a test", "a reason", arguments=("src",)
+    )
+    before = put(put_now, lambda *_: None)
+    try:
+        with attached(attached_now, lambda _: lambda *_: None):
+            assert list(problems([attached_now, put_now])) == []
+    finally:
+        put(put_now, before)
+
+
 def test_declared_hooks_have_a_feature_and_a_reason():
     assert all(one.feature and one.reason for one in ALL)
     assert len({(one.owner, one.attribute, one.feature) for one in ALL}) == len(ALL)

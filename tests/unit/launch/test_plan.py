@@ -116,10 +116,10 @@ def test_incomplete_or_contradictory_flags_for_nodes_are_refused(changes, words)
 @pytest.mark.parametrize(
     ("decided", "line"),
     [
-        (Spawn(local=2, nodes=Nodes()), "spawn: 2 worker(s) here"),
+        (Spawn(local=2, nodes=Nodes()), "spawn: 2 workers on this node"),
         (
             Spawn(local=2, nodes=Nodes(count=3, rank=1, endpoint="a:1")),
-            "spawn: 2 worker(s) here, 6 = 3 nodes x 2, this is node 1, rendezvous at a:1 (static)",
+            "spawn: 2 workers on this node, 6 = 3 nodes x 2, this is node 1, rendezvous at a:1 (static)",
         ),
         (
             Join(place=Place(rank=1, size=2, local_rank=1, local_size=2, launcher="mpich"), master=None),

@@ -167,7 +167,7 @@ def test_an_invalid_number_of_threads_is_refused(text):
 
 
 def test_zero_threads_are_refused():
-    with pytest.raises(UsageError, match="threads=0"):
+    with pytest.raises(UsageError, match="--threads 0"):
         threads_per_rank({}, cpus(8), local_size=1, sharing=1, asked=0)
 
 

@@ -204,3 +204,9 @@ def test_a_job_is_followed_to_its_end(tmp_path, condition, codes, exit_code):
 def test_a_job_is_followed_on_if_the_cluster_does_not_answer(tmp_path):
     followed = FollowedKubernetesJob(job(), tmp_path / "x.yaml", ask=lambda _: Answer(1, err="refused"))
     assert followed.status().exit_code is None
+
+
+def test_lines_that_kubectl_logs_are_no_part_of_its_reason(tmp_path):
+    logged = 'E1129 16:05:03.1 31192 memcache.go:265] "Unhandled Error"\nThe connection was refused\n'
+    with pytest.raises(UsageError, match=r"cannot submit the job: The connection was refused;"):
+        submit(job(), tmp_path / "x.yaml", ask=lambda _: Answer(1, err=logged))

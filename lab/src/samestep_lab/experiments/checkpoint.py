@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.ranks.world.process_group import ProcessGroupWorld
 from samestep.ranks.world.protocol import World
-from samestep.training.checkpoint.scripts import load_state
+from samestep.training.checkpoint.scripts import load_weights
 from samestep.training.networks import build
 from samestep_lab.experiments.experiment import Outcome, Setup, Table
 
@@ -20,7 +20,7 @@ Wrap = Callable[[nn.Module], Any]
 Load = Callable[[Any, State], object]
 LOADS: Mapping[str, Load] = {
     "torch": lambda model, state: model.load_state_dict(state),
-    "samestep": lambda model, state: load_state(state, model),
+    "samestep": lambda model, state: load_weights(state, model),
 }
 
 
@@ -32,7 +32,7 @@ def network(seed: int) -> nn.Module:
 
 
 def on_rank(world: World) -> list[dict[str, Any]]:
-    """Load each kind of checkpoint by torch and by `samestep.load_state` into each kind of model."""
+    """Load each kind of checkpoint by torch and by `samestep.load_weights` into each kind of model."""
     is_process = isinstance(world, ProcessGroupWorld)
     data_parallel: Wrap = DistributedDataParallel if is_process else nn.DataParallel
     wraps: Mapping[str, Wrap] = {
@@ -79,13 +79,13 @@ def run(setup: Setup) -> Outcome:
         )
         for combination in combinations
     ]
-    head = ("saved as", "first key", "loaded into", "load_state_dict", "samestep.load_state")
+    head = ("saved as", "first key", "loaded into", "load_state_dict", "samestep.load_weights")
     counts = {name: sum(combination[name] for combination in combinations) for name in ("torch", "samestep")}
     return Outcome(
         tables=[Table(head=head, rows=rows)],
         measured=(
             f"torch's load_state_dict loads {counts['torch']} of {len(combinations)} combinations, "
-            f"samestep.load_state {counts['samestep']}."
+            f"samestep.load_weights {counts['samestep']}."
         ),
         values={"combinations": combinations},
     )

@@ -190,7 +190,7 @@ _ALL = (
         name="checkpoint",
         question="Which checkpoints load into which models?",
         does="It saves the weights of bare, wrapped and compiled models, and loads each into the others.",
-        expect="load_state_dict refuses other prefixes; samestep.load_state removes them.",
+        expect="load_state_dict refuses other prefixes; samestep.load_weights removes them.",
         why=(
             "A wrapper holds the model as its attribute, and so its keys begin with module. or _orig_mod. "
             "Saving model.module.state_dict() avoids it."

@@ -66,7 +66,7 @@ class TriedWay:
     def __str__(self) -> str:
         on = "the call itself" if self.disturbance is None else f"a call with {_described(self.disturbance)}"
         distance = "" if self.difference is None else f", by {self.difference}"
-        return f"{_way(self.dims)}: {self.why or 'equal'}{distance} (on {on})"
+        return f"{_way(self.dims)}: {self.why or 'equal to unsplit'}{distance} (checked with {on})"
 
 
 @dataclass(eq=False, slots=True)
@@ -92,9 +92,10 @@ class SplitTrace:
 
 
 def _way(dims: Mapping[tuple[str | int, ...], int]) -> str:
-    """Return the inputs that are split, as ``[0] along 0, ['mask'] along 1``."""
+    """Return the inputs that are split, as such as ``input [0] split along dimension 0``."""
     parts = [
-        f"{text(path[1:])} {'as a list' if dim == LIST else f'along {dim}'}" for path, dim in dims.items()
+        f"input {text(path[1:])} split {'as a list' if dim == LIST else f'along dimension {dim}'}"
+        for path, dim in dims.items()
     ]
     return ", ".join(parts)
 

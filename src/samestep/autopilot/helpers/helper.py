@@ -34,6 +34,7 @@ from samestep.autopilot.split_calls import (
 )
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import PeerLost
+from samestep.base.event_record import note
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
@@ -145,8 +146,10 @@ class Helper:
         """Compute a part of a call or of a backward; if that fails, it fails on all ranks."""
         try:
             if isinstance(message, SplitCall):
+                note(f"slice of call {message.call}")
                 self._call(message)
             else:
+                note(f"slice of the backward of call {message.call}")
                 graph = self.slices.graphs[message.call]
                 self.slices.backward(graph, message.gradients, retain=message.retain)
         except OtherRankFailedError:

@@ -35,6 +35,7 @@ from samestep.autopilot.helpers.team import Team, TeamMemory, TeamWorld
 from samestep.autopilot.split.gradients import SliceGradients
 from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost
+from samestep.base.event_record import begin_record_of_helper
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended, started_at
 from samestep.launch.local.orphans import die_with_parent
@@ -335,6 +336,7 @@ def _next_request(line: socket.socket, end_of_main: int | None) -> bytes:
 
 def _help(team: TeamMemory, rank: int) -> NoReturn:
     with silent(rank):
+        begin_record_of_helper(rank)
         try:
             world, line = team.helper(rank)
         except FileNotFoundError:  # Ctrl-C has interrupted the start, and the main rank has closed the memory

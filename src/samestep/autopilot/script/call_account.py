@@ -117,6 +117,11 @@ class StepCosts:
         split = f"{workers}: {seconds_text(median(self._split_s))} a step"
         if len(self._unsplit_s) < _LEAST:
             return split + checks
+        if self._is_noted:
+            unsplit_s = seconds_text(median(self._unsplit_s))
+            return (
+                f"{split} with split calls, {unsplit_s} with unsplit ones, which were used at the end{checks}"
+            )
         advice = ": run it with -n 1, or with larger batches" if self.is_faster_unsplit else ""
         return f"{split}; one process: about {seconds_text(median(self._unsplit_s))}{advice}{checks}"
 

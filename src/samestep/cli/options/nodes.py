@@ -46,20 +46,22 @@ _OUTPUT_OF = {
 class Rendezvous:
     """The options of the rendezvous of several nodes."""
 
-    nnodes: Annotated[str, option("", "Number of nodes.", _PANEL)] = "1"
-    node_rank: Annotated[int | None, option("", "Rank of this node, from 0.", _PANEL)] = None
-    master_addr: Annotated[str, option("", "A host name or address of node 0.", _PANEL)] = ""
-    master_port: Annotated[int | None, option("", "A free port on node 0.", _PANEL)] = None
+    nnodes: Annotated[
+        str, option("N", "Number of nodes, or a range such as 1:4 with --rdzv-backend c10d.", _PANEL)
+    ] = "1"
+    node_rank: Annotated[int | None, option("RANK", "Rank of this node, from 0.", _PANEL)] = None
+    master_addr: Annotated[str, option("HOST", "A host name or address of node 0.", _PANEL)] = ""
+    master_port: Annotated[int | None, option("PORT", "A free port on node 0.", _PANEL)] = None
     rdzv_backend: Annotated[
         str, option("", "static (the flags above) or c10d.", _PANEL, choices=("static", "c10d"))
     ] = ""
     rdzv_endpoint: Annotated[str, option("HOST:PORT", "The endpoint of a c10d rendezvous.", _PANEL)] = ""
-    rdzv_id: Annotated[str, option("", "The run's id. Default: a random one.", _PANEL)] = ""
+    rdzv_id: Annotated[str, option("ID", "The run's id. Default: a random one.", _PANEL)] = ""
     rdzv_conf: Annotated[str, option("K=V,..", "Options of the rendezvous.", _PANEL)] = ""
     standalone: Annotated[bool, switch("This node alone (the default).", _PANEL, "--standalone")] = False
-    role: Annotated[str, option("", "The value of ROLE_NAME for the workers.", _PANEL)] = "default"
+    role: Annotated[str, option("NAME", "The value of ROLE_NAME for the workers.", _PANEL)] = "default"
     monitor_interval: Annotated[
-        float, option("", "Seconds between two checks of the other nodes.", _PANEL)
+        float, option("SECONDS", "Pause between two checks of the other nodes.", _PANEL)
     ] = 0.1
 
     def nodes(self) -> Nodes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from samestep.base.event_record import note, note_status
 from samestep.base.place import Place
 from samestep.ranks.hang.current_call import Call, call_of_main_thread, failed_message, root_of_main_thread
 from samestep.ranks.hang.detection import Advice, Hang, HangReport, describe, ended_before, find_hang
@@ -279,6 +280,16 @@ class Watchdog(StatusMonitor):
         """Start the thread."""
         super().begin()
         _watching.append(self)
+
+    def post(self, passed_s: float = 0.0) -> RankStatus:
+        """See `StatusMonitor.post`; the status is recorded, too."""
+        before = self.sampler.last
+        status = super().post(passed_s)
+        note_status(status.to_bytes())
+        if (status.line, status.collectives) != (before.line, before.collectives):
+            waits = f", waits in {status.wait}" if status.wait else ""
+            note(f"{status.collectives} collectives entered{waits}, at {status.line}")
+        return status
 
     def end(self, state: State, *, line: str = "", lost: Wait | None = None) -> None:
         """Stop the thread, and post how the script has ended.

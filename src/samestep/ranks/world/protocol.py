@@ -47,6 +47,14 @@ class World(Protocol):
         """Place of this rank in the job."""
 
     @property
+    def rank(self) -> int:
+        """Number of this rank, from 0: that of `place`."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks: that of `place`."""
+
+    @property
     def device(self) -> torch.device:
         """Device this rank computes on."""
 
@@ -129,6 +137,16 @@ class DerivedWorld:
         for name in ("send", "exchange", "broadcast", "broadcast_object"):
             if name in vars(cls):
                 setattr(cls, name, renamed_arguments(to="dst", source="src")(vars(cls)[name]))
+
+    @property
+    def rank(self: World) -> int:
+        """See `World.rank`."""
+        return self.place.rank
+
+    @property
+    def size(self: World) -> int:
+        """See `World.size`."""
+        return self.place.size
 
     def receive(self: World, tensor: Tensor, *, source: int) -> None:
         """Call `World.recv`, under the name that it had before 0.2."""

@@ -283,7 +283,8 @@ def _settings(request: Request, runs: Sequence[Run], source: Mapping[str, str]) 
 def _failures(outcomes: Sequence[Outcome]) -> Iterator[Note]:
     for outcome in (outcome for outcome in outcomes if outcome.error):
         trial, code = outcome.trial, outcome.exit_code
-        failed = "has no result" if code == 0 else f"failed with exit code {code}" if code else "failed"
+        with_code = "" if outcome.error.startswith("exit code") else f" with exit code {code}"
+        failed = "has no result" if code == 0 else f"failed{with_code}" if code else "failed"
         log = f" Its log: {log_of(trial, Path())}." if trial.log.exists() else ""
         text = f"{trial.in_words()} {failed}: {outcome.error.removesuffix('.')}.{log}"
         yield Note("run-empty" if code == 0 else "run-failed", text, (trial.workers,))
@@ -295,7 +296,7 @@ def _not_executed(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> Itera
     failed = {outcome.trial.case for outcome in outcomes if outcome.error}
     left = [trial for trial in trials if trial.number not in ran and trial.case not in failed]
     if left:
-        text = f"Interrupted: {len(left)} of {counted(len(trials), 'run')} were not executed."
+        text = f"Interrupted before {len(left)} of {counted(len(trials), 'run')}."
         yield Note("interrupted", text)
 
 

@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints of a user-defined training script: `samestep.save`, `load` and `load_state`.
+"""Saves and loads checkpoints of a user-defined training script: `samestep.save`, `load` and `load_weights`.
 
 Weights have the names of the serial script, whatever wrappers of torch they were saved with.
 """
@@ -303,16 +303,16 @@ _INSIDE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_m
 """Parts of a name that torch's wrappers add anywhere in it."""
 
 
-def load_state(
+def load_weights(
     source: str | PathLike[str] | Mapping[str, Any], model: nn.Module | None = None
 ) -> dict[str, Any]:
     """Return a state dict under the serial script's keys, and load it into `model`.
 
     ::
 
-        samestep.load_state("resnet.pth", model)                # saved by torch.save(model.state_dict(), ..)
-        samestep.load_state("runs/a/checkpoints", model)        # the newest usable one of a run
-        samestep.load_state(torch.load("last.ckpt")["model"])   # part of another checkpoint
+        samestep.load_weights("resnet.pth", model)               # saved by torch.save(model.state_dict(), ..)
+        samestep.load_weights("runs/a/checkpoints", model)       # the newest usable one of a run
+        samestep.load_weights(torch.load("last.ckpt")["model"])  # part of another checkpoint
 
     The prefixes of DistributedDataParallel and ``torch.compile`` (``module.``, ``_orig_mod.``) are removed,
     also repeated, nested, or inside a name. No code in the file is executed.
@@ -338,7 +338,7 @@ def load_state(
         if not isinstance(value, Tensor) and not str(name).endswith("_extra_state"):
             raise CheckpointError(
                 f"{where} is no state dict: its {name} is a {type(value).__name__}. Pass the state dict that "
-                f"it has, as in load_state(torch.load(FILE)[{name!r}])."
+                f"it has, as in load_weights(torch.load(FILE)[{name!r}])."
             )
     weights = {serial: contents[name] for name, serial in serial_names(contents, where).items()}
     return weights if model is None else _load_into(model, weights, where)
@@ -377,7 +377,7 @@ def _contents(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         chosen = newest_valid(path)
         for refused, reason in chosen.refused:
-            warnings.warn(f"{refused.name} is not used: {reason}", stacklevel=3)  # the call of `load_state`
+            warnings.warn(f"{refused.name} is not used: {reason}", stacklevel=3)  # the call of `load_weights`
         return chosen.snapshot.model
     try:
         with open_regular(path) as stream:
@@ -392,7 +392,7 @@ def _contents(path: Path) -> Mapping[str, Any]:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is no torch.save file of tensors and plain values. If it is one, and you trust it, call "
-            "load_state(torch.load(FILE, weights_only=False)), which executes its code."
+            "load_weights(torch.load(FILE, weights_only=False)), which executes its code."
         ) from error
     except Exception as error:  # a parser of untrusted bytes can raise anything
         reason = str(error).split("\n", 1)[0].rstrip(".")

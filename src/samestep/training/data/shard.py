@@ -51,7 +51,7 @@ def shard(
         loader = samestep.shard(train_set, batch_size=256, shuffle=True)
         for epoch in range(10):
             for images, labels in loader:                   # 256 / N of them, a new order every epoch
-                loss = loss_fn(model(images), labels) * loader.weight
+                loss = loss_fn(model(images), labels) * loader.loss_weight
 
     The samples of a step do not depend on the number of ranks: `batch_size` is the *global* batch. The weight
     is 1.0 unless local batches are uneven.

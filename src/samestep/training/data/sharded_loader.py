@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.base.errors import UsageError
+from samestep.base.renamed import warn_renamed
 from samestep.parallel.sharding import Plan, Position
 from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import World
@@ -289,16 +290,39 @@ class StepBatch(NamedTuple):
     after: Position  # the position in the data after the step
 
 
+class _EmptyShardWeight(float):
+    """The weight of an empty shard: 0, also times NaN, which is the mean loss of no samples."""
+
+    def __mul__(self, factor: Any) -> Any:
+        return NotImplemented if isinstance(factor, Tensor) else 0.0
+
+    __rmul__ = __mul__
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function of torch returns; a product with NaN is 0, with a gradient of 0."""
+        del types
+        if func.__name__ in _PRODUCTS:
+            args = tuple(arg.nan_to_num(0.0, 0.0, 0.0) if isinstance(arg, Tensor) else arg for arg in args)
+        return func(*(float(arg) if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+_PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
+
+
 class ShardedLoader(DataLoader[Any]):
     """A DataLoader whose batches are this rank's parts of global batches; constructed by `shard`.
 
     All ranks have the same number of steps. A rank without samples in a short last batch has a batch of the
-    same form and of length 0. `weight`, `global_count` and `position` are those of the current batch. ``len``
-    is the steps of a whole epoch, even if the next pass resumes one; see `remaining`.
+    same form and of length 0. `loss_weight`, `global_count` and `position` are those of the current batch.
+    ``len`` is the steps of a whole epoch, even if the next pass resumes one; see `remaining`.
     """
 
-    weight: float = 1.0
-    """Weight of the mean over this rank's batch, local * N / global; multiply the loss by it."""
+    loss_weight: float = 1.0
+    """Weight of the mean over this rank's batch, local * N / global; multiply the loss by it.
+
+    For an empty shard it is 0, and its product with the NaN that is the mean loss of no samples is 0, too.
+    """
     global_count: int = 0
     """Samples in the batch over all ranks."""
 
@@ -312,13 +336,19 @@ class ShardedLoader(DataLoader[Any]):
         after = None
         try:
             for step in drawn:
-                self.weight = step.weight
+                self.loss_weight = step.weight or _EmptyShardWeight()
                 self.global_count = step.global_count
                 after = self._after = step.after
                 yield step.batch
         finally:
             if self._after is after:  # else another pass has begun meanwhile
                 self._after = None
+
+    @property
+    def weight(self) -> float:
+        """Return `loss_weight`, under the name that it had before 0.2."""
+        warn_renamed("ShardedLoader.weight", "ShardedLoader.loss_weight")
+        return self.loss_weight
 
     @property
     def position(self) -> Position:

@@ -25,7 +25,7 @@ from samestep.training.checkpoint.newest import (
     newest_valid,
     set_aside_later,
 )
-from samestep.training.checkpoint.scripts import load_state
+from samestep.training.checkpoint.scripts import load_weights
 from samestep.training.checkpoint.snapshot import AVERAGE, MODEL
 from samestep.training.loop.evaluate import Score
 from samestep.training.loop.metrics import metrics_of
@@ -182,7 +182,7 @@ def _scored_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """Load the weights to score into `model`; print a line if they are the averaged ones."""
     chosen = newest_valid(path) if path.is_dir() else None
     if chosen is None or chosen.snapshot.average is None:
-        return load_state(path, model)
+        return load_weights(path, model)
     Console(stderr=True).print(
         f"{chosen.path} has averaged weights (--ema), which are scored. Score the trained weights with "
         f"--from {chosen.path / MODEL}",
@@ -190,7 +190,7 @@ def _scored_weights(path: Path, model: nn.Module) -> dict[str, Any]:
         markup=False,
         soft_wrap=True,
     )
-    return load_state(chosen.path / AVERAGE, model)
+    return load_weights(chosen.path / AVERAGE, model)
 
 
 def _without_auto(world: World, resolved: ResolvedConfig) -> ResolvedConfig:

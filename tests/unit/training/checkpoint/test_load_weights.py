@@ -12,7 +12,7 @@ from torch import nn
 
 import samestep
 from samestep.base.errors import CheckpointError
-from samestep.training.checkpoint.scripts import load_state, serial_names
+from samestep.training.checkpoint.scripts import load_weights, serial_names
 from support.snapshots import network, same, snapshot, write
 
 
@@ -31,11 +31,11 @@ def test_prefixes_of_wrappers_are_removed(tmp_path, prefix):
     torch.save(prefixed(prefix), tmp_path / "w.pt")
     model = network(seed=2)
 
-    found = load_state(tmp_path / "w.pt", model)
+    found = load_weights(tmp_path / "w.pt", model)
 
     assert same(found, weights())
     assert same(dict(model.state_dict()), weights())
-    assert same(load_state(str(tmp_path / "w.pt")), weights())
+    assert same(load_weights(str(tmp_path / "w.pt")), weights())
 
 
 @given(
@@ -61,14 +61,14 @@ def test_wrapping_changes_no_serial_name(names, depth, data):
 
 def test_names_that_are_equal_without_their_prefixes_are_refused():
     with pytest.raises(CheckpointError, match=r"the mapping has both a and _orig_mod\.a"):
-        load_state({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)})
+        load_weights({"a": torch.zeros(1), "_orig_mod.a": torch.zeros(1)})
 
 
 def test_serial_weights_get_the_names_of_a_wrapped_model():
     model = nn.Module()
     model.module = network(2)  # as DistributedDataParallel names it
 
-    found = load_state(weights(), model)
+    found = load_weights(weights(), model)
 
     assert same(found, prefixed("module."))
     assert same(dict(model.state_dict()), prefixed("module."))
@@ -77,7 +77,7 @@ def test_serial_weights_get_the_names_of_a_wrapped_model():
 def test_a_compiled_model_loads_serial_weights():
     model = network(2)
 
-    load_state(weights(), torch.compile(model, backend="eager"))
+    load_weights(weights(), torch.compile(model, backend="eager"))
 
     assert same(dict(model.state_dict()), weights())
 
@@ -95,7 +95,7 @@ def test_extra_state_is_loaded_into_its_module():
     saved, model = Counting(1, 1), Counting(1, 1)
     saved.calls = 3
 
-    load_state(prefixed("module.", saved.state_dict()), model)
+    load_weights(prefixed("module.", saved.state_dict()), model)
 
     assert model.calls == 3
 
@@ -115,7 +115,7 @@ def test_weights_of_another_model_are_refused_in_one_line_and_change_nothing(cha
     model = network(2)
 
     with pytest.raises(CheckpointError, match=message) as caught:
-        load_state(state, model)
+        load_weights(state, model)
 
     assert str(caught.value).startswith("the mapping does not fit this Sequential: ")
     assert "\n" not in str(caught.value)
@@ -126,8 +126,8 @@ def test_safetensors_and_old_pickles_are_read(tmp_path):
     safetensors.torch.save_file(prefixed("module."), tmp_path / "w.safetensors")
     torch.save(weights(), tmp_path / "w.pth", _use_new_zipfile_serialization=False)
 
-    assert same(load_state(tmp_path / "w.safetensors"), weights())
-    assert same(load_state(tmp_path / "w.pth"), weights())
+    assert same(load_weights(tmp_path / "w.safetensors"), weights())
+    assert same(load_weights(tmp_path / "w.pth"), weights())
 
 
 def test_checkpoints_of_samestep_are_read_and_verified(tmp_path):
@@ -136,8 +136,8 @@ def test_checkpoints_of_samestep_are_read_and_verified(tmp_path):
     (tmp_path / "step-2" / "state.json").unlink()
 
     with pytest.warns(UserWarning, match=r"step-2 is not used: .*state\.json is missing") as warned:
-        assert same(load_state(tmp_path), dict(snapshot(1, seed=1).model))
-    assert same(load_state(later), dict(snapshot(2).model))
+        assert same(load_weights(tmp_path), dict(snapshot(1, seed=1).model))
+    assert same(load_weights(later), dict(snapshot(2).model))
     assert warned[0].filename == __file__
 
 
@@ -148,7 +148,7 @@ def test_a_file_with_other_contents_is_refused_in_one_line(tmp_path, contents):
         (tmp_path / "w.pt").write_bytes(contents)
 
     with pytest.raises(CheckpointError, match=r"w\.pt .*weights_only=False") as caught:
-        load_state(tmp_path / "w.pt")
+        load_weights(tmp_path / "w.pt")
     assert "\n" not in str(caught.value)
 
 
@@ -157,17 +157,17 @@ def test_a_file_that_is_not_a_checkpoint_is_refused_with_its_name(tmp_path, name
     (tmp_path / name).write_bytes(b"PK\x03\x04 not weights")
 
     with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
-        load_state(tmp_path / name)
+        load_weights(tmp_path / name)
 
 
 def test_a_missing_file_and_a_value_without_weights_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
 
     with pytest.raises(CheckpointError, match=r"there is no .*none\.pt"):
-        load_state(tmp_path / "none.pt")
+        load_weights(tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="a list, not a state dict"):
-        load_state(tmp_path / "list.pt")
+        load_weights(tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match=r"its epoch is a int.*\['epoch'\]"):
-        load_state({"epoch": 1, "generator": weights()})
+        load_weights({"epoch": 1, "generator": weights()})
     with pytest.raises(CheckpointError, match=r"its model is a dict.*\['model'\]"):
-        samestep.load_state({"model": weights()})
+        samestep.load_weights({"model": weights()})
