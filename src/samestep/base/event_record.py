@@ -14,9 +14,10 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from samestep.base.documents import read_as
@@ -42,7 +43,7 @@ _RECORD, _STACKS = ".events", ".stacks"  # ends of the names of the two files
 _END = "the worker ends"
 _KEPT_S = 24 * 3600.0  # seconds for which the files of dead workers are kept: a guess
 _ANSWER_S, _PAUSE_S = 2.0, 0.1
-"""Seconds that a worker may take to write its stacks, and without a further byte after which they end."""
+"""Seconds that workers may take to write their stacks, and without a further byte after which these end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +81,10 @@ class EventRecord:
         """Whether the worker has recorded its end; it was killed otherwise, if it is dead."""
         return any(event.text.startswith(_END) for event in self.events[-1:])
 
-    def stack(self) -> list[Frame]:
-        """Return the frames of the main thread, innermost first; those that were written last if it is dead.
-
-        The list is empty if the worker writes none, since it was stopped.
-        """
-        path = self.path.with_suffix(_STACKS)
-        try:
-            if self.life == "alive":
-                before = path.stat().st_size
-                os.kill(self.worker.process.pid, SIGNAL)
-                if not _await_stacks(path, before):
-                    return []
-            return parse_main_frames(path.read_text(errors="replace"))
-        except OSError:
-            return []
+    @property
+    def stacks(self) -> Path:
+        """The file with the stacks."""
+        return self.path.with_suffix(_STACKS)
 
 
 @dataclass(slots=True)
@@ -104,7 +94,7 @@ class _Here:
     memory: mmap.mmap | None = None
     worker: RecordedWorker | None = None  # also in processes that this one has forked
     path: Path | None = None
-    count: int = 0
+    numbers: Iterator[int] = field(default_factory=count)  # of events, also of those in other threads
     launcher: int = 0  # the process that starts the run, also in processes that it has forked; 0 for none
 
 
@@ -153,22 +143,23 @@ def begin_record_of_helper(rank: int) -> None:
 def _begin(worker: RecordedWorker) -> None:
     with suppress(OSError, Error):
         where = folder()
-        _remove_old(where)
         where.mkdir(mode=0o700, exist_ok=True)
         if where.is_symlink() or where.stat().st_uid != os.getuid():
             return
         path = where / f"{worker.process.pid}{_RECORD}"
+        _remove(path)  # a worker of another container may have mapped it, and must not lose its pages
         _map(path)
-        _here.worker, _here.path, _here.count = worker, path, 0
+        _here.worker, _here.path, _here.numbers = worker, path, count()
         _write_message(0, json.dumps(asdict(worker)).encode())
-        stacks = os.open(path.with_suffix(_STACKS), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        stacks = os.open(path.with_suffix(_STACKS), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         os.write(stacks, f"main thread {threading.main_thread().ident or 0:#x}\n".encode())
         faulthandler.register(SIGNAL, stacks, all_threads=True)
         note("the worker begins")
+        _remove_old(path)
 
 
 def _map(path: Path) -> None:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(file, 0, _SIZE)  # a write to a page that has no space would kill the worker
         _here.memory = mmap.mmap(file, _SIZE)
@@ -184,10 +175,10 @@ def note(text: str) -> None:
     if (memory := _here.memory) is not None:
         data = text.encode(errors="replace")[: _EVENT_BYTES - _EVENT.size]
         event = _EVENT.pack(time.monotonic(), len(data)) + data
-        at = _EVENTS_AT + _here.count % EVENTS * _EVENT_BYTES
+        number = next(_here.numbers)
+        at = _EVENTS_AT + number % EVENTS * _EVENT_BYTES
         memory[at : at + len(event)] = event
-        _here.count += 1
-        _COUNT.pack_into(memory, _COUNT_AT, _here.count)
+        _COUNT.pack_into(memory, _COUNT_AT, number + 1)
 
 
 def note_status(message: bytes) -> None:
@@ -205,12 +196,12 @@ def _write_message(at: int, message: bytes) -> None:
 def end_record(failure: str) -> None:
     """End the record of this process; `failure` is empty without one.
 
-    The launcher removes the files, and without one this process does, unless it has failed.
+    The launcher removes the files, and without one this process does, unless it has failed. The process goes
+    on to answer `SIGNAL`, which would end it otherwise.
     """
     if _here.memory is None or _here.worker is None:
         return
     note(f"{_END}: {failure or 'no failure'}")
-    faulthandler.unregister(SIGNAL)
     _here.memory = None
     if not failure and _here.worker.launcher == os.getpid():
         _remove_run(os.getpid())
@@ -230,21 +221,27 @@ def _remove(path: Path) -> None:
     path.with_suffix(_STACKS).unlink(missing_ok=True)
 
 
-def _remove_old(where: Path) -> None:
-    """Remove the files of workers that died long ago."""
-    for record in read_records(where):
+def _remove_old(new: Path) -> None:
+    """Remove the files of workers that died long ago; `new` is a file that was made now."""
+    made_s = new.stat().st_mtime
+    old = [path for path in _files(new.parent) if path.stat().st_mtime < made_s - _KEPT_S]
+    for record in _readable(old):
         if record.life == "dead" and all(event.age_s > _KEPT_S for event in record.events[-1:]):
             _remove(record.path)
 
 
 def read_records(where: Path) -> list[EventRecord]:
     """Return the records in a folder, by launcher and rank; unreadable files are left out."""
-    records = list(_readable(where)) if where.is_dir() else []
+    records = list(_readable(_files(where))) if where.is_dir() else []
     return sorted(records, key=lambda record: (record.worker.launcher, record.worker.rank))
 
 
-def _readable(where: Path) -> Iterator[EventRecord]:
-    for path in where.glob(f"*{_RECORD}"):
+def _files(where: Path) -> Iterator[Path]:
+    return where.glob(f"*{_RECORD}")
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[EventRecord]:
+    for path in paths:
         with suppress(OSError, ValueError):
             with open_regular(path, follow=False) as stream:
                 data = stream.read(_SIZE)
@@ -276,21 +273,73 @@ def _message(data: bytes, at: int) -> bytes:
     return message if zlib.crc32(message) == checksum else b""
 
 
+def stacks_of(records: Sequence[EventRecord]) -> list[list[Frame]]:
+    """Return the frames of the main thread of each worker, innermost first.
+
+    All live workers write their stacks now, at once; of a dead one they are those that were written last. A
+    list is empty if a worker writes none, since it was stopped, or runs another program.
+    """
+    written = _written([record for record in records if record.life == "alive"])
+    return [
+        _frames(record) if record.life != "alive" or record.stacks in written else [] for record in records
+    ]
+
+
 def write_stacks_of_run() -> None:
     """Let all live workers of this process's run on this host write their stacks, before they are ended."""
     if _here.memory is None or _here.worker is None or _here.path is None:
         return
+    launcher = _here.worker.launcher
     with suppress(OSError, Error):
-        for record in read_records(_here.path.parent):
-            if record.worker.launcher == _here.worker.launcher and record.life == "alive":
-                record.stack()
+        of_run = [record for record in read_records(_here.path.parent) if record.worker.launcher == launcher]
+        _written([record for record in of_run if record.life == "alive"])
 
 
-def _await_stacks(path: Path, before: int) -> bool:
-    """Return whether a file has grown, when it grows no further."""
-    if not holds_within(lambda: path.stat().st_size > before, _ANSWER_S):
-        return False
-    size = -1
-    while size != (size := path.stat().st_size):
+def _frames(record: EventRecord) -> list[Frame]:
+    try:
+        return parse_main_frames(record.stacks.read_text(errors="replace"))
+    except (OSError, ValueError):
+        return []
+
+
+def _written(records: Sequence[EventRecord]) -> set[Path]:
+    """Let live workers write their stacks; return the files of those that have."""
+    before: dict[Path, int] = {}
+    for record in records:
+        pid, size = record.worker.process.pid, _size(record.stacks)
+        with suppress(OSError):  # it has ended meanwhile
+            if _answers(pid, record.stacks):
+                os.kill(pid, SIGNAL)
+                before[record.stacks] = size
+    return _await_stacks(before)
+
+
+def _answers(pid: int, stacks: Path) -> bool:
+    """Return whether a process writes its stacks on `SIGNAL`, which ends any other one.
+
+    The process may run another program by now, or end. Files of another user can name any process.
+    """
+    process = Path(f"/proc/{pid}")
+    status = (process / "status").read_text(errors="replace")
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> SIGNAL - 1 & 1) and process.stat().st_uid == stacks.stat().st_uid
+
+
+def _await_stacks(before: Mapping[Path, int]) -> set[Path]:
+    """Return the files that have grown beyond their sizes before, when they grow no further."""
+
+    def grown() -> dict[Path, int]:
+        return {path: size for path in before if (size := _size(path)) > before[path]}
+
+    holds_within(lambda: len(grown()) == len(before), _ANSWER_S)
+    sizes: dict[Path, int] = {}
+    while sizes != (sizes := grown()):
         time.sleep(_PAUSE_S)
-    return True
+    return {*sizes}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it was removed
+        return -1

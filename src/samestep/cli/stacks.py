@@ -13,7 +13,7 @@ import typer
 
 from samestep.base import event_record
 from samestep.base.errors import Error, UsageError
-from samestep.base.event_record import EventRecord, read_records
+from samestep.base.event_record import EventRecord, read_records, stacks_of
 from samestep.base.record import json_line
 from samestep.base.worker_records import Frame
 from samestep.cli.options import results
@@ -58,12 +58,16 @@ def stacks(
     """
     records = _records(run)
     if as_json:
-        print(json_line({"folder": str(_folder(run)), "workers": [_document(record) for record in records]}))
+        workers = list(map(_document, records, stacks_of(records)))
+        print(json_line({"folder": str(_folder(run)), "workers": workers}))
     elif run is None:
         _list_runs(records)
     elif records:
-        for number, record in enumerate(records):
-            print(("\n" if number else "") + "\n".join(_lines(record, events, with_libraries=libraries)))
+        described = (
+            _lines(record, stack, events, with_libraries=libraries)
+            for record, stack in zip(records, stacks_of(records), strict=True)
+        )
+        print("\n\n".join(map("\n".join, described)))
     else:
         _print_by_py_spy(run)
 
@@ -137,14 +141,14 @@ def _list_runs(records: Sequence[EventRecord]) -> None:
     print(f"records: {event_record.folder()}")
 
 
-def _lines(record: EventRecord, events: int, *, with_libraries: bool) -> list[str]:
+def _lines(record: EventRecord, stack: Sequence[Frame], events: int, *, with_libraries: bool) -> list[str]:
     worker, status = record.worker, _status(record)
     kind = "helper, rank" if worker.helps else "rank"
     lines = [f"{kind} {worker.rank} of {worker.size}, process {worker.process.pid}, {_state(record)}"]
     if status is not None:
         lines.append(f"  {_collective(status)}")
     lines += [f"  {_age(event.age_s)} ago: {event.text}" for event in record.events[-events:] if events]
-    frames = _of_program(record.stack())
+    frames = _of_program(stack)
     shown = [frame for frame in frames if with_libraries or is_script(frame.file)]
     if shown:
         when = "" if record.life == "alive" else " when it was last written"
@@ -153,7 +157,7 @@ def _lines(record: EventRecord, events: int, *, with_libraries: bool) -> list[st
     elif frames:
         lines.append(f"  no line of the script; in {frames[0].function} ({frames[0].file}:{frames[0].line})")
     elif record.life == "alive":
-        lines.append("  it writes no stack: it may be stopped")
+        lines.append("  it writes no stack: it may be stopped, or run another program")
     return lines
 
 
@@ -182,12 +186,12 @@ def _age(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
 
 
-def _document(record: EventRecord) -> dict[str, Any]:
+def _document(record: EventRecord, stack: Sequence[Frame]) -> dict[str, Any]:
     status = _status(record)
     return {
         **asdict(record.worker),
         "life": record.life,
         "events": [asdict(event) for event in record.events],
         "status": None if status is None else asdict(status),
-        "stack": [asdict(frame) for frame in record.stack()],
+        "stack": [asdict(frame) for frame in stack],
     }

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from samestep.base import event_record
+from samestep.base.polling import holds_within
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +60,72 @@ def test_the_last_events_of_a_live_worker_are_read_with_its_stack(worker, folder
     assert (record.worker.rank, record.worker.size, record.worker.process.pid) == (1, 2, worker)
     assert record.life == "alive"
     assert [event.text for event in record.events] == [f"step {step}" for step in range(50, 150)]
-    assert "forked" in [frame.function for frame in record.stack()]
+    (stack,) = event_record.stacks_of([record])
+    assert "forked" in [frame.function for frame in stack]
 
 
 def test_a_stopped_worker_has_no_stack(worker, folder, monkeypatch):
     monkeypatch.setattr(event_record, "_ANSWER_S", 0.1)
     os.kill(worker, signal.SIGSTOP)
     (record,) = event_record.read_records(folder)
-    assert record.stack() == []
+    assert event_record.stacks_of([record]) == [[]]
+
+
+def become_sleep():
+    os.write(ready[1], b".")
+    os.execvp("sleep", ["sleep", "60"])
+
+
+END = {"ended": lambda: event_record.end_record("ValueError"), "another program": become_sleep}
+
+
+@pytest.mark.parametrize("how", END)
+def test_a_worker_that_has_ended_its_record_lives_on(how, folder, monkeypatch):
+    """Only this finds that a look at its stack ends a worker that writes none."""
+    global ready
+    ready = os.pipe()
+
+    def work():
+        event_record.begin_record(0, 1, "train.py")
+        END[how]()
+
+    monkeypatch.setattr(event_record, "_ANSWER_S", 0.1)
+    pid = forked(work)
+    os.read(ready[0], 1)
+    if how == "another program":
+        assert holds_within(lambda: b"sleep" in Path(f"/proc/{pid}/comm").read_bytes(), 10)
+    (record,) = event_record.read_records(folder)
+    (stack,) = event_record.stacks_of([record])
+    assert bool(stack) == (how == "ended")
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_record_that_a_process_of_another_container_has_mapped_keeps_its_pages(folder):
+    """Process ids recur in containers, which may share the folder."""
+    event_record.begin_record(0, 1, "train.py")
+    memory = event_record._here.memory
+    event_record.begin_record(0, 1, "again.py")
+    event_record.note("the last event")
+    assert b"train.py" in memory[:4096]
+    (record,) = event_record.read_records(folder)
+    assert record.worker.script == "again.py"
+
+
+def test_events_of_two_threads_have_a_place_each(folder):
+    def work():
+        for step in range(2000):
+            event_record.note(f"step {step}")
+
+    event_record.begin_record(0, 1, "train.py")
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (record,) = event_record.read_records(folder)
+    assert all(event.text for event in record.events)
 
 
 def test_the_events_of_a_killed_process_are_kept(folder):
