@@ -192,6 +192,7 @@ RETAINING_GRAD = Hook(
 )
 _OPERAND = "the gradient of an output of a split call includes that by outputs computed from it"
 GRAD_OF_OPERAND = Hook("torch.autograd", "grad", _ONCE, _OPERAND, arguments=("outputs", "inputs"))
+BACKWARD_OF_OPERAND = Hook("torch.autograd", "backward", _ONCE, _OPERAND, arguments=("tensors", "inputs"))
 HOOK_ON_OPERAND = Hook("torch:Tensor", "register_hook", _ONCE, _OPERAND)
 RETAINED_OF_OPERAND = Hook("torch:Tensor", "retain_grad", _ONCE, _OPERAND)
 SET_HANDLER = Hook("signal", "signal", _ONCE, "the script's handlers run outside of exchanges with helpers")

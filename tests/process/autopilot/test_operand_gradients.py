@@ -61,6 +61,13 @@ def hooked(operand, output, loss):
     return gradients[0]
 
 
+def backward_to_it(operand, output, loss):
+    (output.square().sum() + operand.sum()).backward(inputs=[operand], retain_graph=True)
+    gradient = operand.grad.clone()
+    loss.backward()
+    return gradient
+
+
 def trained_with(make, use, shape=(7, 5), steps=4):
     """Return the losses and gradients of a training."""
     torch.manual_seed(0)
@@ -76,7 +83,7 @@ def trained_with(make, use, shape=(7, 5), steps=4):
     return results
 
 
-@pytest.mark.parametrize("use", [slope, penalty, retained, hooked])
+@pytest.mark.parametrize("use", [slope, penalty, retained, hooked, backward_to_it])
 def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use):
     """Only this finds that a script gets the gradient of an output without that by the outputs after it."""
     split, *_ = compared(trained_with, Generator, use)
@@ -99,6 +106,29 @@ def test_a_leaf_is_the_reason_also_where_samples_are_in_the_second_dimension(com
 def test_calls_with_independent_outputs_are_split_after_hooks_on_them(compared, use):
     split, unsplit, _ = compared(trained_with, Twins, use)
     assert (split, unsplit) == (4, 0)
+
+
+def called_hooks(use, steps=3):
+    """Return how often hooks on weights and on an input were called, and the gradients that they changed."""
+    torch.manual_seed(0)
+    model, first, calls, found = Generator().double(), nn.Linear(5, 5).double(), [], []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: calls.append(0) or 2 * gradient)
+    for number in range(steps):
+        x = first(drawn(7, 5, seed=number))
+        x.retain_grad()
+        x.register_hook(lambda gradient: calls.append(0) or 3 * gradient)
+        operand, output, scale = model(x)
+        found += [use(operand, output, output.sum() + scale).norm().item(), float(len(calls))]
+        found += [x.grad.norm().item(), *(p.grad.norm().item() for p in [*model.parameters(), first.weight])]
+    return found
+
+
+@pytest.mark.parametrize("use", [slope, penalty, retained, hooked, backward_to_it])
+def test_hooks_of_sources_are_called_once_in_a_backward(compared, use):
+    """Only this finds hooks that a call which is computed again calls, too: each would double a gradient."""
+    split, *_ = compared(called_hooks, use)
+    assert split
 
 
 class ReturnsTwice(Generator):

@@ -9,28 +9,31 @@ the derivative of an output with respect to another, as a penalty on the latents
 The backward then computes the call again on this rank, with a graph in which that derivative exists.
 """
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from samestep.autopilot.helpers.split_node import GradientHook, call_of_operand, sources_of
+from samestep.autopilot.helpers.split_node import GradientHook, NodeCall, call_of_operand
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
 
 _ARGUMENTS = ("grad_outputs", "retain_graph", "create_graph", "allow_unused", "is_grads_batched")
 """The arguments of `torch.autograd.grad` after the first two, in their order."""
+_INPUTS = 4  # the place of the inputs among the arguments of `torch.autograd.backward` after the first
 
 
 @contextmanager
 def operand_gradients() -> Iterator[None]:
-    """Let the script get the gradients of operands by ``grad``, ``retain_grad`` and hooks on tensors."""
+    """Let the script get the gradients of operands by torch's functions, ``retain_grad`` and hooks."""
     hooks = {
         declarations.GRAD_OF_OPERAND: wrapping(_grad),
+        declarations.BACKWARD_OF_OPERAND: wrapping(_backward),
         declarations.HOOK_ON_OPERAND: wrapping(_register_hook),
         declarations.RETAINED_OF_OPERAND: wrapping(_retain_grad),
     }
@@ -64,25 +67,50 @@ class _Retained:
             tensor.grad = self._total
 
 
-def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    tensors = [inputs] if isinstance(inputs, (Tensor, GradientEdge)) else [*inputs]  # it may be a generator
-    named = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
-    operands = [
+_Operand: TypeAlias = tuple[int, Tensor, NodeCall]
+"""The place of an operand among the tensors whose gradients the script gets, the operand, and its call."""
+
+
+def _listed(inputs: Any) -> list[Any]:
+    return [inputs] if isinstance(inputs, (Tensor, GradientEdge)) else [*inputs]  # it may be a generator
+
+
+def _operands(tensors: Sequence[Any]) -> list[_Operand]:
+    return [
         (place, tensor, call)
         for place, tensor in enumerate(tensors)
         if isinstance(tensor, Tensor) and (call := call_of_operand(tensor)) is not None
     ]
-    if not operands or named.get("is_grads_batched"):
-        return original(outputs, tensors, *args, **kwargs)
-    may_be_unused = named.pop("allow_unused", None) or named.get("materialize_grads")
+
+
+@contextmanager
+def _totals_of(operands: Sequence[_Operand]) -> Iterator[dict[int, Tensor]]:
+    """Yield a dict that gets the gradients of operands, by their places, from a backward in the block."""
     totals: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for place, tensor, call in operands:
             hook = call.hook(tensor.output_nr, partial(totals.__setitem__, place))
             stack.callback(hook.remove)
-        # The call's node is executed for gradients of its operands only.
-        sources = [source for _, tensor, _ in operands for source in sources_of(tensor)]
-        results = original(outputs, [*tensors, *sources], **named, allow_unused=True)
+        yield totals
+
+
+def _anchors(operands: Sequence[_Operand]) -> list[Tensor]:
+    """Return inputs for which a backward comes to the nodes of all calls.
+
+    The weights would do, but their hooks run for the inputs of any backward.
+    """
+    return [call.anchor for _, _, call in operands]
+
+
+def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    tensors = _listed(inputs)
+    named = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+    operands = _operands(tensors)
+    if not operands or named.get("is_grads_batched"):
+        return original(outputs, tensors, *args, **kwargs)
+    may_be_unused = named.pop("allow_unused", None) or named.get("materialize_grads")
+    with _totals_of(operands) as totals:
+        results = original(outputs, [*tensors, *_anchors(operands)], **named, allow_unused=True)
     gradients = tuple(totals.get(place, results[place]) for place in range(len(tensors)))
     if not may_be_unused and any(gradient is None for gradient in gradients):
         raise RuntimeError(
@@ -90,3 +118,24 @@ def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
             "allow_unused=True if this is the desired behavior."
         )
     return gradients
+
+
+def _backward(original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
+    inputs = args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs")
+    listed = [] if inputs is None else _listed(inputs)
+    operands = _operands(listed)
+    if not operands:
+        if listed:
+            kwargs, args = {**kwargs, "inputs": listed}, args[:_INPUTS]
+        original(tensors, *args, **kwargs)
+        return
+    places = {place for place, *_ in operands}
+    others = [tensor for place, tensor in enumerate(listed) if place not in places]
+    with _totals_of(operands) as totals:
+        original(tensors, *args[:_INPUTS], **{**kwargs, "inputs": [*others, *_anchors(operands)]})
+    for place, tensor, _ in operands:
+        if place in totals:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is no leaf
+                before = tensor.grad
+            tensor.grad = totals[place] if before is None else before + totals[place]

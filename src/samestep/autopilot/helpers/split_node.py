@@ -81,17 +81,17 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors  # raises if torch has released the graph
-        return None, None, *ctx.call.backward(gradients, retain=_retains.get())
+        return None, None, None, *ctx.call.backward(gradients, retain=_retains.get())
 
 
 def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs of a call as results of one node, whose operands are the call's sources."""
+    """Return the outputs of a call as results of one node, whose operands are an anchor and the sources."""
     saved = _Saved()
     finalize(saved, call.release)
     held, token = [saved], torch.empty(0, device="cpu")
     with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
         operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
-        outputs: tuple[Tensor, ...] = _Node.apply(call, token, *operands)  # type: ignore[no-untyped-call]
+        outputs: tuple[Tensor, ...] = _Node.apply(call, token, call.anchor, *operands)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -134,11 +134,6 @@ def call_of_operand(tensor: Tensor) -> "NodeCall | None":
     return call if call.has_operand(tensor.output_nr) else None
 
 
-def sources_of(output: Tensor) -> list[Tensor]:
-    """Return the operands of the node of an output of a split call that get gradients."""
-    return [source for source in output.grad_fn.call.sources if source.requires_grad]  # type: ignore[union-attr]
-
-
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
@@ -173,6 +168,22 @@ class Attempt:
     """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
 
 
+@contextmanager
+def _without_hooks(sources: Sequence[Tensor]) -> Iterator[None]:
+    """Call no hooks on tensors in the block, nor keep gradients of them: the backward around it does."""
+    kept = [(hooks, dict(hooks)) for source in sources if (hooks := source._backward_hooks)]  # noqa: SLF001
+    retained = [(source, source.grad) for source in sources if source.retains_grad]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)
+        for source, gradient in retained:
+            source.grad = gradient
+
+
 class NodeCall:
     """A split call in the script's graph."""
 
@@ -187,6 +198,8 @@ class NodeCall:
         self._versions = [version_of(source) for source in result.sources]
         self.outputs: Sequence[Tensor] = result.graph.outputs
         self.leaves: Sequence[Tensor] = result.graph.sources
+        self.anchor = torch.empty(0, device="cpu", requires_grad=True)
+        """An operand of the node without a gradient, for a backward that must come to the node."""
         self._constants = result.constants
         self._hooks: dict[int, tuple[int, GradientHook]] = OrderedDict()
         """Hooks on gradients of outputs from which others are computed, and the places of these outputs."""
@@ -234,13 +247,14 @@ class NodeCall:
         needed = [gradients[place] for place in places]
         pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
         wanted = [source for source in sources if source.requires_grad]
-        of_wanted = iter(
-            torch.autograd.grad(
-                *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
-                create_graph=creates_graph,
-                allow_unused=True,
+        with _without_hooks(wanted):
+            of_wanted = iter(
+                torch.autograd.grad(
+                    *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
+                    create_graph=creates_graph,
+                    allow_unused=True,
+                )
             )
-        )
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _computed_again(self) -> list[Tensor]:
