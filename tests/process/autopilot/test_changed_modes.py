@@ -1,8 +1,10 @@
 """Scripts change layers, modes and generators between calls, and get what `python` gives."""
 
+import gc
 import random
 import types
 import warnings
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -48,6 +50,20 @@ def forward_of_a_layer():
     first = gradients(model)
     model[0].forward = types.MethodType(lambda layer, x: x @ layer.weight.t() + 7, model[0])
     return [*first, *gradients(model)]
+
+
+def ended_models():
+    """The forward of a layer refers to the model, which ends with the last reference of the script."""
+    found = []
+    for _ in range(3):
+        model = Net()
+        model[0].forward = types.MethodType(lambda net, x: x @ net[0].weight.t(), model)
+        found += gradients(model)
+        ended = weakref.ref(model)
+        del model
+        gc.collect()
+        found.append(float(ended() is None))
+    return found
 
 
 def a_layout_of_weights():
@@ -169,7 +185,13 @@ def noise_on_gradients():
 
 
 SPLIT_BEFORE = [
-    *(a_dimension_of_a_layer, forward_of_a_layer, backward_hooks_on_all_modules, batched_gradients),
+    *(
+        a_dimension_of_a_layer,
+        forward_of_a_layer,
+        ended_models,
+        backward_hooks_on_all_modules,
+        batched_gradients,
+    ),
     *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),
 ]
 

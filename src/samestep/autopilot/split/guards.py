@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -140,12 +139,12 @@ def _flat(value: Any) -> tuple[Any, ...]:
 class _LayerSettings:
     """The settings of torch's layers in a module when they were last read.
 
-    Numbers do not change in place, so most layers are compared by the identity of their attributes.
+    Numbers do not change in place, so most layers are compared by the ids of their attributes, of which the
+    settings are kept: any other one may refer to the module, which ends when the script holds it no more.
     """
 
     def __init__(self) -> None:
-        # The module may be one of the layers, and ends when the script holds it no more.
-        self._known: dict[int, tuple[ref[nn.Module], dict[str, Any], _Settings]] = {}
+        self._known: dict[int, tuple[ref[nn.Module], tuple[int, ...], _Settings]] = {}
 
     def now(self, module: nn.Module) -> tuple[_Settings, ...]:
         """Return the settings of each layer."""
@@ -153,13 +152,10 @@ class _LayerSettings:
         return tuple(self._of(place, layer) for place, layer in enumerate(layers))
 
     def _of(self, place: int, layer: nn.Module) -> _Settings:
-        now, known = vars(layer), self._known.get(place)
-        if known is not None and known[0]() is layer:
-            _, before, settings = known
-            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
-                return settings
-        self._known[place] = ref(layer), dict(now), _Settings.of(now)
-        return self._known[place][2]
+        known, ids = self._known.get(place), tuple(map(id, vars(layer).values()))
+        if known is None or known[0]() is not layer or known[1] != ids:
+            known = self._known[place] = ref(layer), ids, _Settings.of(vars(layer))
+        return known[2]
 
 
 _layer_settings: WeakKeyDictionary[nn.Module, _LayerSettings] = WeakKeyDictionary()
