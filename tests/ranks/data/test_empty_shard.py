@@ -1,5 +1,7 @@
 """An empty shard has a loss of weight 0 that is finite, and gradients of 0."""
 
+import operator
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,13 @@ def test_the_loss_of_an_empty_shard_is_zero():
             assert all(value > 0 for value in last)
 
 
-@pytest.mark.parametrize("product", [lambda a, b: a * b, lambda a, b: b * a, torch.mul])
+PRODUCTS = [
+    *(lambda a, b: a * b, lambda a, b: b * a, torch.mul, lambda a, b: a.mul(other=b), operator.imul),
+    *(lambda a, b: a * (b / 4), lambda a, b: a * (0.25 * b), lambda a, b: a * b / 4),
+]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
 def test_any_product_with_the_weight_of_an_empty_shard_is_zero(product):
     from samestep.training.data.sharded_loader import _EmptyShardWeight
 

@@ -4,7 +4,7 @@ A part without samples is an empty batch.
 """
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -291,23 +291,38 @@ class StepBatch(NamedTuple):
 
 
 class _EmptyShardWeight(float):
-    """The weight of an empty shard: 0, also times NaN, which is the mean loss of no samples."""
+    """The weight of an empty shard: 0, also times NaN, which is the mean loss of no samples.
+
+    So are its products with numbers and its parts, such as ``loss_weight / accumulated_batches``.
+    """
 
     def __mul__(self, factor: Any) -> Any:
-        return NotImplemented if isinstance(factor, Tensor) else 0.0
+        return NotImplemented if isinstance(factor, Tensor) else self
 
     __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> Any:
+        return NotImplemented if isinstance(divisor, Tensor) else self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what a function of torch returns; a product with NaN is 0, with a gradient of 0."""
         del types
-        if func.__name__ in _PRODUCTS:
-            args = tuple(arg.nan_to_num(0.0, 0.0, 0.0) if isinstance(arg, Tensor) else arg for arg in args)
-        return func(*(float(arg) if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+        without_nan = _PRODUCTS.get(func.__name__)
+
+        def passed(value: Any) -> Any:
+            if isinstance(value, Tensor) and without_nan is not None:
+                return without_nan(value, 0.0, 0.0, 0.0)
+            return float(value) if isinstance(value, cls) else value
+
+        return func(*map(passed, args), **{name: passed(value) for name, value in (kwargs or {}).items()})
 
 
-_PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
+_PRODUCTS: Mapping[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), torch.nan_to_num),
+    **dict.fromkeys(("mul_", "__imul__", "multiply_"), torch.nan_to_num_),
+}
+"""The functions of torch that multiply, and what removes NaN from their arguments, in place if they do."""
 
 
 class ShardedLoader(DataLoader[Any]):
