@@ -235,6 +235,7 @@ def _lines(run: RunRecord) -> list[_Line]:
 
 def _line(text: str) -> _Line:
     shape, numbers, end, was_measured = "", [], 0, False
+    readable, text = text, text.replace("#", "\0")  # in a shape it stands for a number
     for token in _TOKEN.finditer(text):
         if token["number"] and not _is_finite_or_named(token[0]):
             continue  # 1e999, part of a hash
@@ -249,7 +250,7 @@ def _line(text: str) -> _Line:
             numbers.append(token[0])
         end = token.end() + (len(unit) if was_measured else 0)
     # Numbers of other lengths are padded with other spaces.
-    return _Line(text, re.sub(r"\s+", "", shape + text[end:]), numbers)
+    return _Line(readable, re.sub(r"\s+", "", shape + text[end:]), numbers)
 
 
 def _is_finite_or_named(text: str) -> bool:

@@ -185,6 +185,10 @@ def evaluating(*texts, size=1):
         pytest.param("right 40/48 acc 0.500\nend 1", "right 40/48 acc 0.700\nend 1", False, id="a result"),
         pytest.param("[GPU0] Eval Loss 0.500", "[GPU0] Eval Loss 0.700", True, id="named rank"),
         pytest.param("Eval Loss of GPU0 0.500", "Eval Loss of GPU0 0.700", False, id="rank in a sentence"),
+        pytest.param(
+            *("acc 0.500 of ##[0/3]\nacc 0.600", "acc 0.700 of ##[0/3]\nacc 0.600", True),
+            id="the sign of a number",
+        ),
         pytest.param("Rank 0.5: loss 0.500", "Rank 0.5: loss 0.700", False, id="another number"),
     ],
 )
