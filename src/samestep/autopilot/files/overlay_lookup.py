@@ -62,7 +62,7 @@ class CommonPaths:
         # The launcher has chosen it for its workers, or multiprocessing makes one when it needs it.
         sockets = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # noqa: SLF001
         configured.append(sockets)
-        self._beginnings: tuple[str, ...] = (
+        beginnings = (
             *("/proc/", "/sys/"),
             f"{temporary_directory()}/pymp-",  # where multiprocessing binds its sockets
             *(os.path.abspath(path) for path in configured if path),  # compilers read them in other programs
@@ -70,13 +70,14 @@ class CommonPaths:
             os.path.expanduser("~/.triton/"),
             *more,
         )
+        self._beginnings = dict.fromkeys(beginnings)
 
     def __contains__(self, path: str) -> bool:
-        return is_device(path) or path.startswith(self._beginnings)
+        return is_device(path) or path.startswith(tuple(self._beginnings))
 
-    def add(self, beginning: str) -> None:
-        """Add a prefix of paths that are not redirected."""
-        self._beginnings = (*self._beginnings, beginning)
+    def add(self, *beginnings: str) -> None:
+        """Add prefixes of paths that are not redirected."""
+        self._beginnings.update(dict.fromkeys(beginnings))  # at once: another thread may add some, too
 
 
 def database_path(database: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -221,11 +222,11 @@ class OverlayLookup:
     def _read_shared(self) -> None:
         """Exclude the paths that a process of the script has made since this process last looked."""
         with suppress(OSError), open(self._shared, "rb") as file:
-            file.seek(self._known)
+            begin = self._known  # which another thread may change meanwhile
+            file.seek(begin)
             paths, end, _ = file.read().rpartition(b"\0")
-            self._known += len(paths + end)
-            for path in filter(None, paths.split(b"\0")):
-                self._common.add(os.fsdecode(path))
+            self._common.add(*map(os.fsdecode, filter(None, paths.split(b"\0"))))
+            self._known = begin + len(paths + end)
 
     def opened(self, number: int, path: str) -> None:
         """Record the folder of a descriptor."""

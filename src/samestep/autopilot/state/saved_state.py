@@ -230,7 +230,7 @@ def generator_state(generator: Any) -> Any:
 def comparable_state(generator: Any) -> Any:
     """Return a value that changes with the state of a random generator; a long tensor's text would not."""
     state = generator_state(generator)
-    return bytes(state.tolist()) if isinstance(state, Tensor) else repr(state)
+    return state.numpy().tobytes() if isinstance(state, Tensor) else repr(state)
 
 
 def _set_generator_state(generator: Any, state: Any) -> None:
