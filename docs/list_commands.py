@@ -50,8 +50,8 @@ def _row(one: Any) -> str:
         names = f"`{one.metavar or one.name.upper()}`"
     else:
         names = ", ".join(f"`{name}`" for name in (*one.opts, *getattr(one, "secondary_opts", ())))
-        value = one.metavar or ""
-        names += f" `{value}`".replace("|", "\\|") if value else ""
+        names += f" `{one.metavar}`" if one.metavar else ""
+    names = names.replace("|", "\\|")
     about = re.sub(r"\s+", " ", getattr(one, "help", "") or "").replace("|", "\\|").replace("<", "&lt;")
     return f"| {names} | {about} |"
 
