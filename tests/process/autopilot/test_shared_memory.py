@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.split.shared_memory import SHARES, have_values_of, views_in, with_views
+from samestep.autopilot.split.shared_memory import SHARES, _steps, have_values_of, views_in, with_views
 
 
 class Layer(nn.Module):
@@ -187,3 +187,15 @@ def test_a_view_that_is_another_one_in_the_batch_has_other_values():
     whole, part = torch.arange(16.0).view(8, 2), torch.arange(8.0).view(4, 2)
     views = views_in({(0,): part, (1,): part.view(2, 4).t()}, [])
     assert not have_values_of(views, {0: whole, 1: torch.zeros(4, 4)})
+
+
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [
+        (((1 << 40, 8), (512, 1), 8), ((0, 1, 0), ((1, 0, 0), (0, 0, 1)))),
+        (((1 << 40, 64, 3), (512, 8, 1), 2), ((0, 0, 2), ((1, 0, 0), (0, 1, 0), (0, 0, 1)))),
+    ],
+    ids=["a row", "columns"],
+)
+def test_the_elements_of_a_large_result_are_not_listed(part, steps):
+    assert _steps(((1 << 40, 64, 8), (512, 8, 1), 0), part) == steps

@@ -190,7 +190,7 @@ def _is_differentiated(part: Tensor, base_part: Tensor) -> bool:
 def _steps(base: Geometry, part: Geometry) -> _Steps | str | None:
     """Return where a tensor begins in a base, and its steps there; `_APART`, or None if it goes beyond."""
     sizes, strides, base_offset = base
-    of_base, of_part = _elements(base), _elements(part)
+    of_base, of_part = map(_elements, _without_common(base, part))
     is_of_base = np.zeros(max(of_base.max(), of_part.max()) + 1, dtype=bool)
     is_of_base[of_base] = True
     if not is_of_base[of_part].any():
@@ -208,6 +208,41 @@ def _steps(base: Geometry, part: Geometry) -> _Steps | str | None:
 
     _, part_strides, offset = part
     return divided(offset - base_offset), tuple(map(divided, part_strides))
+
+
+def _without_common(base: Geometry, part: Geometry) -> tuple[Geometry, Geometry]:
+    """Return two tensors without the dimensions that both have in common, such as that of samples.
+
+    Along these each repeats what the rest of it is, beside itself. All elements would be too many to list.
+    """
+    for size, stride in {*zip(*base[:2], strict=True)} & {*zip(*part[:2], strict=True)}:
+        rest = _without(base, size, stride), _without(part, size, stride)
+        if _are_within(rest, stride) or _are_around(rest, size * stride):
+            return _without_common(*rest)
+    return base, part
+
+
+def _without(geometry: Geometry, size: int, stride: int) -> Geometry:
+    """Return a tensor without one of its dimensions."""
+    dims = [*zip(*geometry[:2], strict=True)]
+    dims.remove((size, stride))
+    return tuple(of_dim for of_dim, _ in dims), tuple(step for _, step in dims), geometry[2]
+
+
+def _are_within(geometries: Iterable[Geometry], step: int) -> bool:
+    """Return whether tensors end before a step, so that copies of them at each step do not overlap."""
+    last = [
+        offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        for sizes, strides, offset in geometries
+    ]
+    return max(last) < step
+
+
+def _are_around(geometries: Iterable[Geometry], step: int) -> bool:
+    """Return whether all elements of tensors are at multiples of a step, so that there is room up to it."""
+    return step > 0 and not any(
+        place % step for _, strides, offset in geometries for place in (*strides, offset)
+    )
 
 
 def _elements(geometry: Geometry) -> Any:
