@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -139,12 +140,14 @@ def _flat(value: Any) -> tuple[Any, ...]:
 class _LayerSettings:
     """The settings of torch's layers in a module when they were last read.
 
-    Numbers do not change in place, so most layers are compared by the ids of their attributes, of which the
-    settings are kept: any other one may refer to the module, which ends when the script holds it no more.
+    Numbers do not change in place, so a layer without other attributes is compared by the identity of its
+    settings. No other attribute is kept, since it may refer to the module, which ends with the script's last
+    reference to it.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[nn.Module], tuple[int, ...], _Settings]] = {}
+        self._known: dict[int, tuple[ref[nn.Module], int, _Settings]] = {}
+        """Of each layer the settings, and the number of attributes if there are no others."""
 
     def now(self, module: nn.Module) -> tuple[_Settings, ...]:
         """Return the settings of each layer."""
@@ -152,10 +155,15 @@ class _LayerSettings:
         return tuple(self._of(place, layer) for place, layer in enumerate(layers))
 
     def _of(self, place: int, layer: nn.Module) -> _Settings:
-        known, ids = self._known.get(place), tuple(map(id, vars(layer).values()))
-        if known is None or known[0]() is not layer or known[1] != ids:
-            known = self._known[place] = ref(layer), ids, _Settings.of(vars(layer))
-        return known[2]
+        now, known = vars(layer), self._known.get(place)
+        if known is not None and known[0]() is layer and known[1] == len(now):
+            values = known[2].values
+            if all(map(is_, map(now.get, values), values.values())):
+                return known[2]
+        settings = _Settings.of(now)
+        count = len(now.keys() & MODULE_ATTRIBUTES) + len(settings.values)
+        self._known[place] = ref(layer), count, settings
+        return settings
 
 
 _layer_settings: WeakKeyDictionary[nn.Module, _LayerSettings] = WeakKeyDictionary()
