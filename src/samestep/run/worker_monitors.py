@@ -74,9 +74,10 @@ def idle_watch(*, limit_s: float) -> Watch:
 def recorded(run: Callable[[], Ending], *, around: Around, size: int, script: str) -> Ending:
     """Run a worker's program in `around`, and record its events in a file; see `base.event_record`.
 
-    `size` is the number of workers.
+    `size` is the number of workers, but for those that the script starts itself.
     """
-    event_record.begin_record(detect(env.snapshot()).place.rank, size, script)
+    place = detect(env.snapshot()).place
+    event_record.begin_record(place.rank, max(size, place.size), script)
     steps = 0
 
     def after_step(_: Any) -> None:

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
+from samestep.base import event_record
 from samestep.base.place import Place
 from samestep.launch.local.child import as_it_is
 from samestep.launch.local.hosting import Ending
 from samestep.observe.clock_file import ClockFile, ClockOptions
-from samestep.run.worker_monitors import _checked, _last_line, clocked
+from samestep.run.worker_monitors import _checked, _last_line, clocked, recorded
 
 
 def test_the_last_line_on_stderr_is_stored_and_the_stream_is_restored(capsys):
@@ -67,3 +68,22 @@ def test_a_program_does_not_exit_with_0_if_its_steps_are_not_written(tmp_path, m
     clocking = ClockOptions(folder=tmp_path, steps=4)
     ending = clocked(lambda: ended, around=as_it_is, clocking=clocking, kind="serial", size=1)
     assert ending.exit_code == exit_code
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 3), (4, 4)])
+def test_a_worker_that_the_script_has_started_records_their_number(tmp_path, monkeypatch, size, expected):
+    monkeypatch.setattr(event_record, "temporary_directory", lambda: tmp_path)
+    monkeypatch.setattr(event_record, "_here", event_record._Here())
+    for name, value in {"RANK": 2, "WORLD_SIZE": 3, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    found = []
+
+    def run():
+        found.extend(event_record.read_records(event_record.folder()))
+        return Ending()
+
+    recorded(run, around=as_it_is, size=size, script="train.py")
+
+    (record,) = found
+    assert (record.worker.rank, record.worker.size) == (2, expected)
+    assert not event_record.folder().exists()
