@@ -280,7 +280,8 @@ def library_of(file: str) -> str:
     'timm'
     """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    return _library_of(file, program, _target_folders(tuple(sys.path)))
+    path = tuple(entry for entry in sys.path if isinstance(entry, str))  # others Python ignores, too
+    return _library_of(file, program, _target_folders(path))
 
 
 @cache

@@ -118,7 +118,7 @@ def test_packages_of_a_target_folder_are_libraries(tmp_path, monkeypatch):
     """Only this finds that packages of ``pip install --target`` are sent to helpers as code of the script."""
     packages, program = tmp_path / "packages", ModuleType("__main__")
     (packages / "timm-1.0.dist-info").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages), packages, [], b"packages"])
 
     assert library_of(f"{packages}/timm/vit.py") == "timm"
     assert is_user_code(f"{packages}2/net.py")
