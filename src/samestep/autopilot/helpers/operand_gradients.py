@@ -130,9 +130,9 @@ def _backward(original: Callable[..., None], tensors: Any, *args: Any, **kwargs:
         original(tensors, *args, **kwargs)
         return
     places = {place for place, *_ in operands}
-    others = [tensor for place, tensor in enumerate(listed) if place not in places]
+    plain = [tensor for place, tensor in enumerate(listed) if place not in places]
     with _totals_of(operands) as totals:
-        original(tensors, *args[:_INPUTS], **{**kwargs, "inputs": [*others, *_anchors(operands)]})
+        original(tensors, *args[:_INPUTS], **{**kwargs, "inputs": [*plain, *_anchors(operands)]})
     for place, tensor, _ in operands:
         if place in totals:
             with warnings.catch_warnings():
