@@ -80,7 +80,7 @@ END = {"ended": lambda: event_record.end_record("ValueError"), "another program"
 
 
 @pytest.mark.parametrize("how", END)
-def test_a_look_at_a_worker_that_writes_no_stack_does_not_end_it(how, folder, monkeypatch):
+def test_no_worker_is_ended_by_a_request_for_its_stack(how, folder, monkeypatch):
     """Only this finds that a look at its stack ends a worker that writes none."""
     global ready
     ready = os.pipe()
