@@ -38,3 +38,14 @@ def test_an_object_with_the_attributes_of_another_is_made_from_its_fields():
     number = unpickled(pickled(Proxy(3 + 4j), lambda _: None), lambda _: None)
     assert number.imag == 4
     assert unpickled(pickled(KeepsState(2), lambda _: None), lambda _: None).value == -2
+
+
+def test_annotations_of_optional_arguments_are_pickled():
+    """Only this finds that a model whose forward has such an argument stays unsplit."""
+
+    def forward(x: int | None, y: list[int]):
+        return x, y
+
+    forward.__module__ = "__main__"
+    annotations = unpickled(pickled(forward, lambda _: None), lambda _: None).__annotations__
+    assert annotations == forward.__annotations__
