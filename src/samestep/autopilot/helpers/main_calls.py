@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
 from samestep.autopilot.equivalence.effects import without_stdout
-from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck, in_one_line
 from samestep.autopilot.equivalence.weight_access import CallLock
 from samestep.autopilot.helpers.call_states import (
     AT_ONCE_S,
@@ -242,7 +242,7 @@ class MainCalls:
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
             return reach, plain, signature
         except Exception as error:  # noqa: BLE001 - of any object of the script
-            return Obstacle(f"its state cannot be read ({type(error).__name__}: {error})")
+            return Obstacle(f"its state cannot be read ({in_one_line(error)})")
 
     def _continues(self, checking: Checking, arguments: CallArguments) -> bool:
         """Return whether a call continues a check, or begins it again."""
@@ -368,7 +368,7 @@ class MainCalls:
             except Exception as error:
                 if is_of_signal(error):
                     raise
-                verdict = Verdict(None, why=f"it cannot be checked ({type(error).__name__}: {error})")
+                verdict = Verdict(None, why=f"it cannot be checked ({in_one_line(error)})")
             if error_there := self._helpers.line.collect():
                 verdict = Verdict(None, why=f"it cannot be checked ({error_there})")
         except MirrorError as error:
@@ -589,7 +589,7 @@ class MainCalls:
             self._fail()
             if is_of_signal(error):
                 raise
-            return f"{RAISED} ({type(error).__name__}: {error})"
+            return f"{RAISED} ({in_one_line(error)})"
         return PRINTS if printed.any else result
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
