@@ -117,9 +117,10 @@ def _reads_fields(kind: Any) -> bool:
 
     That of a proxy reads a field itself, and would call itself without an end.
     """
-    owners = [vars(owner).keys() for owner in kind.__mro__ if owner is not object]
-    reads = any({"__getattr__", "__getattribute__"} & owner for owner in owners)
-    return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner for owner in owners)
+    owners = [vars(owner) for owner in kind.__mro__ if owner is not object]
+    names = "__getattr__", "__getattribute__"
+    reads = any(isinstance(owner.get(name), FunctionType) for owner in owners for name in names)
+    return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner.keys() for owner in owners)
 
 
 def _without_fields(kind: type) -> Any:
