@@ -28,10 +28,7 @@ with samestep.join(device="cpu") as world:
 """A script whose ranks record the variables that let them share a GPU, and the error text if they may not."""
 ENVIRONMENT = {**os.environ, **environment()}
 FRAMEWORKS = Path(__file__).parents[2] / ".venv-frameworks/bin/python"
-ON_HOST = {
-    *("autopilot-cuda-method", "autopilot-dropout", "script-images", "script-lstm", "split-packed"),
-    *("split-switched", "loader", "memory", "recipe-fp16", "checkpoint-devices", "exact-ranks"),
-}
+ON_HOST = {"autopilot-dropout", "script-images", "split-packed", "split-switched", "checkpoint-devices"}
 NOT_ON_HOST = {
     *("autopilot-compile", "recipe-compile", "autopilot-graphs", "clock-graphs", "clock-events", "clock-run"),
     *("profile", "waiting", "watchdog", "one-gpu-refused", "spawned", "batch-norm", "split-sparse"),
