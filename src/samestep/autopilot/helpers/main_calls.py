@@ -71,6 +71,7 @@ from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
+ON_DEVICE = "it is on a device, and these workers share the CPU; those of `samestep run` have a device each"
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
@@ -294,14 +295,14 @@ class MainCalls:
         module, arguments = call.module, call.arguments
         if self._helpers.are_lost:
             return NO_HELPERS
-        if (why := bypassed_modules.obstacle()) is not None:
-            return why
-        if (why := observer()) is not None:
+        if (why := bypassed_modules.obstacle() or observer()) is not None:
             return why
         if arguments.tensors() and not arguments.may_have_samples(self._size):
             return FEWER
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
+        if self._helpers.shares_memory and call.device_type != "cpu":
+            return ON_DEVICE
         return MADE_AGAIN if self._fresh.waits(module) else None
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:

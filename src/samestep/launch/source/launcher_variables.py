@@ -310,10 +310,10 @@ def _options(call: ast.Call) -> list[str]:
 
 def _destination(call: ast.Call) -> str:
     """Return the attribute in which `argparse` stores an argument."""
-    given = _keyword(call, "dest")
+    name = _keyword(call, "dest")
     options = _options(call)
     long = [option for option in options if option.startswith("--")]
-    return _as_name(_text(given) if given is not None else next(iter([*long, *options, _ANY])))
+    return _as_name(_text(name) if name is not None else next(iter([*long, *options, _ANY])))
 
 
 def _replaces_arguments(node: ast.AST, names: Names) -> bool:
