@@ -318,16 +318,31 @@ def _destination(call: ast.Call) -> str:
 
 def _replaces_arguments(node: ast.AST, names: Names) -> bool:
     """Return whether a node lets a script parse other arguments than its own, or changes those parsed."""
-    if isinstance(node, ast.Attribute) and "sys.argv" in names.full(node):
-        return isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Subscript):  # ``vars(args)[name] = value``
+        return isinstance(node.ctx, ast.Store) and _is_namespace(node.value)
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Store) and "sys.argv" in names.full(node)
     if not isinstance(node, ast.Call):
         return False
-    if _method(node) in _PARSERS:
-        return bool(node.args or node.keywords)
-    of = node.func.value if isinstance(node.func, ast.Attribute) else None
-    is_of_all = isinstance(of, ast.Call) or (isinstance(of, ast.Attribute) and of.attr == "__dict__")
-    changes_arguments = of is not None and "sys.argv" in names.full(of)
-    return _method(node) == "set_defaults" or (_method(node) == "update" and is_of_all) or changes_arguments
+    if isinstance(node.func, ast.Name):  # ``setattr(args, name, value)``
+        return node.func.id == "setattr" and _text(node.args[1] if node.args[1:] else node) == _ANY
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    changes = _method(node) == "update" and _is_namespace(node.func.value)
+    parses_others = _method(node) in _PARSERS and bool(node.args or node.keywords)
+    return (
+        changes
+        or parses_others
+        or _method(node) == "set_defaults"
+        or "sys.argv" in names.full(node.func.value)
+    )
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """Return whether an expression is the dict of an object, such as ``vars(args)``."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "vars"
+    return isinstance(node, ast.Attribute) and node.attr == "__dict__"
 
 
 def _name_of(node: ast.AST) -> str:

@@ -321,6 +321,8 @@ def test_a_group_that_an_option_asks_for_is_joined_with_it(tmp_path, words):
         "parser.parse_args(); args.distributed = read()",
         "parser.parse_args(); setattr(args, 'distributed', True)",
         "parser.parse_args(); sys.argv = ['-d']",
+        "parser.parse_args(); setattr(args, name(), True)",
+        "parser.parse_args(); vars(args)[name()] = True",
     ],
 )
 def test_arguments_from_elsewhere_are_unknown(tmp_path, parsed):
