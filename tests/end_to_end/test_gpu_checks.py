@@ -13,6 +13,7 @@ from gpu_checks.context import Context, command, environment, succeeded
 from gpu_checks.registry import selected
 from gpu_checks.scripts_table import SCRIPTS
 
+from samestep.autopilot.helpers.main_calls import ON_DEVICE
 from samestep.ranks.rendezvous.handshake import shared_device
 from support import host_cuda
 from support.systems import missing
@@ -29,8 +30,8 @@ with samestep.join(device="cpu") as world:
 ENVIRONMENT = {**os.environ, **environment()}
 FRAMEWORKS = Path(__file__).parents[2] / ".venv-frameworks/bin/python"
 ON_HOST = {
-    *("autopilot-cuda-method", "autopilot-dropout", "script-images", "script-lstm", "split-packed"),
-    *("split-switched", "loader", "memory", "recipe-fp16", "checkpoint-devices", "exact-ranks"),
+    *("autopilot-dropout", "script-images", "split-packed", "split-switched", "split-beside-cpu"),
+    "checkpoint-devices",
 }
 NOT_ON_HOST = {
     *("autopilot-compile", "recipe-compile", "autopilot-graphs", "clock-graphs", "clock-events", "clock-run"),
@@ -97,6 +98,24 @@ def test_checks_pass_on_a_device_in_host_memory(tmp_path, extent):
     found = checked(tmp_path, names, "cuda", "--share-gpu", "--time-limit", "800", python=python, **variables)
 
     assert results(found) == dict.fromkeys(names, "ok")
+
+
+WITHIN = """
+import torch, samestep
+from torch import nn
+model = nn.Linear(4, 2).cuda()
+with samestep.workers(2):
+    for _ in range(3):
+        model(torch.ones(8, 4, device="cuda")).sum().backward()
+"""
+
+
+def test_workers_of_a_process_leave_a_device_to_it(tmp_path):
+    """Their check failed within torch, and its error was the reason."""
+    variables = ENVIRONMENT | host_cuda.environment(ENVIRONMENT["PYTHONPATH"])
+    ended = subprocess.run([sys.executable, "-c", WITHIN], capture_output=True, text=True, env=variables)
+    assert ended.returncode == 0, ended.stderr
+    assert f"3 calls unsplit ({ON_DEVICE})" in ended.stderr
 
 
 @pytest.mark.parametrize("shares", [True, False])

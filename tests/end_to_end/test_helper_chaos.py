@@ -96,7 +96,7 @@ def test_a_closed_terminal_ends_the_run_by_its_signal(tmp_path):
     run = Run("perceptron", tmp_path / "run", workers=3, launch=at_the_terminal)
     os.close(terminal)
     try:
-        run.await_phase(3, CALLS)
+        run.await_phase(1, CALLS)
         os.close(keyboard)
         assert (run.await_end(), run.left()) == (129, [])
     finally:

@@ -27,6 +27,7 @@ import psutil
 import torch
 
 import support.chaotic_script as script
+from samestep.base import event_record
 from support.commands import environment, shared_memory
 
 PATIENCE_S = 60.0
@@ -190,6 +191,8 @@ class Run:
         while (processes := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.01)
         own = {"progress", "said", "weights", f"torchinductor_{getpass.getuser()}"}  # the last is torch's
+        if self.process.poll():  # the records of its last events
+            own.add(event_record.folder().name)
         files = [one.name for one in self.folder.iterdir() if one.name not in own]
         if self.process.poll() in (-signal.SIGKILL, -signal.SIGQUIT):  # the next command deletes it
             files = [one for one in files if not one.startswith("samestep-")]

@@ -36,7 +36,7 @@ ON_HOST = {
     "hooks/random_draws.py": "the states of generators are on the host, also those of a device",
     "autopilot/split/guards.py": "reads the few numbers of a tensor that a forward can branch on",
     "autopilot/helpers/messages.py": "copies tensors of the CPU only, into memory that helpers see",
-    "autopilot/helpers/mirrors.py": "compares tensors of the CPU only, in training",
+    "autopilot/helpers/mirrors.py": "compares tensors of the CPU, and small ones of the last call",
     "parallel/gradients/batch_norm.py": "an error that a device finds is read with the call (`raise_now`)",
     "ranks/collectives/": "the back ends of CPUs carry tensors of the host",
     "ranks/world/": "the back ends of CPUs carry tensors of the host",

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,6 +73,13 @@ class ModuleCall:
     def name(self) -> str:
         """The class of the module."""
         return type(self.module).__name__
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device of the module's first weight, or of the first tensor of a call without."""
+        of_call = (tensor for _, tensor in self.arguments.tensors())
+        first = next(chain(module_parts.parameters(self.module), of_call), None)
+        return "cpu" if first is None else first.device.type
 
 
 @contextmanager

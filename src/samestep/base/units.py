@@ -25,7 +25,8 @@ def one_line(text: str) -> str:
     >>> one_line("no such\n  file")
     'no such file'
     """
-    return " ".join(text.split())[:_LONGEST_QUOTE]
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_QUOTE else f"{line[: _LONGEST_QUOTE - 3]}..."
 
 
 def bytes_of(flag: str, text: str) -> int:

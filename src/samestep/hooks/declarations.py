@@ -191,10 +191,11 @@ RETAINING_GRAD = Hook(
     arguments=("outputs", "inputs"),
 )
 _OPERAND = "the gradient of an output of a split call includes that by outputs computed from it"
-GRAD_OF_OPERAND = Hook("torch.autograd", "grad", _ONCE, _OPERAND, arguments=("outputs", "inputs"))
-BACKWARD_OF_OPERAND = Hook("torch.autograd", "backward", _ONCE, _OPERAND, arguments=("tensors", "inputs"))
-HOOK_ON_OPERAND = Hook("torch:Tensor", "register_hook", _ONCE, _OPERAND)
-RETAINED_OF_OPERAND = Hook("torch:Tensor", "retain_grad", _ONCE, _OPERAND)
+_OPERANDS = "serial scripts that run once: gradients of results"
+GRAD_OF_OPERAND = Hook("torch.autograd", "grad", _OPERANDS, _OPERAND, arguments=("outputs", "inputs"))
+BACKWARD_OF_OPERAND = Hook("torch.autograd", "backward", _OPERANDS, _OPERAND, arguments=("tensors", "inputs"))
+HOOK_ON_OPERAND = Hook("torch:Tensor", "register_hook", _OPERANDS, _OPERAND)
+RETAINED_OF_OPERAND = Hook("torch:Tensor", "retain_grad", _OPERANDS, _OPERAND)
 SET_HANDLER = Hook("signal", "signal", _ONCE, "the script's handlers run outside of exchanges with helpers")
 GET_HANDLER = Hook("signal", "getsignal", _ONCE, "the script sees its own handler")
 LOGGED = Hook(

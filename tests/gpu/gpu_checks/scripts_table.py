@@ -77,6 +77,7 @@ _SPLITTING = {
         "attributes": "a tensor that the model keeps as an attribute",
         "input-gradient": "a penalty of gradients by the inputs",
         "closure": "LBFGS",
+        "beside-cpu": "a model of the CPU beside one of the device",
         "switched": "a number of the device on which forward branches, in an attribute",
         "switched-buffer": "an integer of the device on which forward branches, in a buffer",
     }.items()

@@ -6,7 +6,7 @@ from support.random_scripts.runs import DIFFERENT, compare
 
 SEEDS = 100
 """Scripts of the long test; `make random` compares thousands."""
-SHORT_SEEDS = 20
+SHORT_SEEDS = 10
 AT_ONCE = 5
 
 

@@ -36,7 +36,7 @@ BAD = [
     (["run", "-n", "9" * 30, "train.py"], "999", "-n"),
     (["run", "train.py", "-n", "2"], "-n", "samestep run -n 2 train.py"),
     (["run", "--thread", "0", "train.py"], "--thread", "--threads"),
-    (["run", "--threads", "0", "train.py"], "threads=0", "Use 1"),
+    (["run", "--threads", "0", "train.py"], "--threads 0", "from 1"),
     (["run", "--hang-timeout", "-1", "train.py"], "-1", "--hang-timeout"),
     (["run", "--max-restarts", "-1", "train.py"], "-1", "--max-restarts"),
     (["run", "--bind", "socket", "train.py"], "socket", "core"),

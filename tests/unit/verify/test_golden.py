@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
+from samestep.launch.job import Program
 from samestep.verify.golden import (
     FOLDED,
     Origin,
@@ -53,7 +54,7 @@ def compared(golden, run, kind="serial"):
             return run
 
     report = GoldenVerification(
-        script=Script(program=None, kind=kind), runs=Runs(), workers=run.size
+        script=Script(program=Program(target="train.py"), kind=kind), runs=Runs(), workers=run.size
     ).compare(golden)
     return [finding.cause for finding in report.all_findings], report
 

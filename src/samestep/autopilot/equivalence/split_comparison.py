@@ -284,7 +284,9 @@ class SplitComparison:
         """
         has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
-        marked = next((path for path, part in parts.items() if type(part) is Tensor and vars(part)), None)
+        marked = next(
+            (path for path, part in parts.items() if type(part) is Tensor and _is_marked(part)), None
+        )
         name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
@@ -415,6 +417,11 @@ def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     values = reduction.values()
     of_sample = [round(value / split.local, _DECIMALS) for value in values]
     return reduction.kind, of_sample if len(values) > 1 else []
+
+
+def _is_marked(tensor: Tensor) -> bool:
+    """Return whether a tensor has attributes of the script; torch's compiler sets some of its own."""
+    return any(not name.startswith("_dynamo") for name in vars(tensor))
 
 
 def in_one_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
 from samestep.autopilot.equivalence.effects import without_stdout
-from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck
+from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck, in_one_line
 from samestep.autopilot.equivalence.weight_access import CallLock
 from samestep.autopilot.helpers.call_states import (
     AT_ONCE_S,
@@ -71,6 +71,7 @@ from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
+ON_DEVICE = "it is on a device, and these workers share the CPU; those of `samestep run` have a device each"
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
@@ -242,7 +243,7 @@ class MainCalls:
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
             return reach, plain, signature
         except Exception as error:  # noqa: BLE001 - of any object of the script
-            return Obstacle(f"its state cannot be read ({type(error).__name__}: {error})")
+            return Obstacle(f"its state cannot be read ({in_one_line(error)})")
 
     def _continues(self, checking: Checking, arguments: CallArguments) -> bool:
         """Return whether a call continues a check, or begins it again."""
@@ -294,14 +295,14 @@ class MainCalls:
         module, arguments = call.module, call.arguments
         if self._helpers.are_lost:
             return NO_HELPERS
-        if (why := bypassed_modules.obstacle()) is not None:
-            return why
-        if (why := observer()) is not None:
+        if (why := bypassed_modules.obstacle() or observer()) is not None:
             return why
         if arguments.tensors() and not arguments.may_have_samples(self._size):
             return FEWER
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
+        if self._helpers.shares_memory and call.device_type != "cpu":
+            return ON_DEVICE
         return MADE_AGAIN if self._fresh.waits(module) else None
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
@@ -368,7 +369,7 @@ class MainCalls:
             except Exception as error:
                 if is_of_signal(error):
                     raise
-                verdict = Verdict(None, why=f"it cannot be checked ({type(error).__name__}: {error})")
+                verdict = Verdict(None, why=f"it cannot be checked ({in_one_line(error)})")
             if error_there := self._helpers.line.collect():
                 verdict = Verdict(None, why=f"it cannot be checked ({error_there})")
         except MirrorError as error:
@@ -589,7 +590,7 @@ class MainCalls:
             self._fail()
             if is_of_signal(error):
                 raise
-            return f"{RAISED} ({type(error).__name__}: {error})"
+            return f"{RAISED} ({in_one_line(error)})"
         return PRINTS if printed.any else result
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:

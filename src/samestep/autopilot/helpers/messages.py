@@ -50,7 +50,7 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
     """
     if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
         tensors.append(value)
-        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
+        return value.device, value.dtype, tuple(value.shape), value.stride(), value.requires_grad
     if isinstance(value, PLAIN):
         return type(value), value
     if type(value) in (tuple, list, dict):

@@ -366,8 +366,8 @@ class MirroredModule:
 
 
 def _is_compared(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor are compared: on a device this would wait for it."""
-    return tensor.device.type == "cpu" and tensor.nbytes < _LARGE
+    """Return whether the values of a tensor are compared, for which the host waits for a device."""
+    return tensor.device.type != "meta" and tensor.nbytes < _LARGE
 
 
 def _reference(value: Any) -> Any:

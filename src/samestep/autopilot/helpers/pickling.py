@@ -115,12 +115,11 @@ def _is_stored_as_base(kind: type) -> bool:
 def _reads_fields(kind: Any) -> bool:
     """Return whether a plain class has a `__getattr__`, which pickle would call before there are fields.
 
-    That of a proxy reads a field itself, and would call itself without an end. That of a class in C, such as
-    `types.UnionType`, does not, and has no fields.
+    That of a proxy reads a field itself, and would call itself without an end.
     """
     owners = [vars(owner) for owner in kind.__mro__ if owner is not object]
-    readers = [owner.get(name) for owner in owners for name in ("__getattr__", "__getattribute__")]
-    reads = any(isinstance(reader, FunctionType) for reader in readers)
+    names = "__getattr__", "__getattribute__"
+    reads = any(isinstance(owner.get(name), FunctionType) for owner in owners for name in names)
     return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner.keys() for owner in owners)
 
 

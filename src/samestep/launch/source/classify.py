@@ -308,7 +308,7 @@ def classify(
         return ScriptKind("native")
     if kind.kind == "native":
         with suppress(RecursionError):  # as above, of a copy
-            alone = _kind_of(without_launcher(modules, is_set), script, flag)
+            alone = _kind_of(without_launcher(modules, is_set, arguments), script, flag)
             kind = replace(alone, optional=kind.evidence) if alone.kind == "serial" else kind
     return kind
 

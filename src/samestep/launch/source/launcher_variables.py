@@ -9,6 +9,11 @@ Many scripts train on one device, and set up a process group only under torchrun
     ddp = int(os.environ.get("RANK", -1)) != -1         False
     if ddp:
         init_process_group("nccl")                      not run
+
+or only with an option that the command line may not have::
+
+    parser.add_argument("--local_rank", type=int, default=-1)
+    if parser.parse_args().local_rank != -1:            False
 """
 
 import ast
@@ -18,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -163,6 +169,9 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxy
     }
 )
 _STORES = tuple(f"os.environ.{name}" for name in ("setdefault", "update", "__setitem__"))
+_PARSERS = ("parse_args", "parse_known_args", "parse_intermixed_args", "parse_known_intermixed_args")
+_FLAGS: Mapping[str, bool] = MappingProxyType({"store_true": False, "store_false": True})
+"""The defaults of options without a value, by their actions."""
 _EXITS = ("sys.exit", "os._exit", "exit", "quit")
 _MOST_ROUNDS = 4
 """Rounds in which names get values from those of other names; the names of a longer chain are unknown."""
@@ -174,19 +183,24 @@ _UNKNOWN = object()
 """The value of an expression that does not follow from the launcher's variables alone."""
 
 
-def without_launcher(modules: Sequence[Module], is_set: Callable[[str], bool]) -> list[Module]:
+def without_launcher(
+    modules: Sequence[Module], is_set: Callable[[str], bool], arguments: Sequence[str] = ()
+) -> list[Module]:
     """Return the modules of a script without the branches that it takes only under a launcher.
 
     Args:
         modules: the files and trees of the script and of the modules that it imports.
         is_set: whether a launcher has set a variable; what depends on such a variable is kept.
+        arguments: the script's arguments; an option of argparse that is not among them has its default.
     """
     names = {file: Names(tree) for file, tree in modules}
-    facts = _Facts({}, is_set, creates_group=False)
+    facts = _Facts({}, is_set, creates_group=False, arguments=arguments)
     stored: set[str] = set()
     for file, tree in modules:
         for node in ast.walk(tree):
             stored |= _stored_variables(node, names[file])
+            if _replaces_arguments(node, names[file]):
+                facts.arguments = None
             facts.creates_group = facts.creates_group or _creates_group(node, names[file])
     facts.is_set = lambda name: name in stored or _ANY in stored or is_set(name)
     for _ in range(_MOST_ROUNDS):
@@ -207,6 +221,8 @@ class _Facts:
     """Whether a variable is set: by a launcher, or by the script itself."""
     creates_group: bool
     """Whether the script itself creates process groups, and no library for it."""
+    arguments: Sequence[str] | None
+    """The script's arguments; None if it may parse others, or change what it has parsed."""
 
 
 def _stored_variables(node: ast.AST, names: Names) -> set[str]:
@@ -235,6 +251,9 @@ def _values(modules: Iterable[Module], names: Mapping[Any, Names], facts: _Facts
     for file, tree in modules:
         alone = _Alone(names[file], facts)
         for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _method(node) == "add_argument":
+                values[f".{_destination(node)}"].append(alone.default_of(node))
+                continue
             unknown |= _bound_otherwise(node)
             for target, value in assigned(node):
                 values[_name_of(target)].append(alone.value_of(value))
@@ -266,12 +285,64 @@ def _bound_otherwise(node: ast.AST) -> set[str]:
     elif isinstance(node, ast.ClassDef):  # a field of it may be an option
         fields = (target for statement in node.body for target, _ in assigned(statement))
         names = {node.name, *(f".{_name_of(field)}" for field in fields)}
-    elif isinstance(
-        node, ast.Call
-    ):  # ``add_argument("--distributed")``, ``setattr(args, "distributed", ...)``
+    elif isinstance(node, ast.Call):  # ``setattr(args, "distributed", ...)``
         texts = map(_text, (*node.args, *(keyword.value for keyword in node.keywords)))
-        names = {f".{text.lstrip('-').replace('-', '_')}" for text in texts}
+        names = {f".{_as_name(text)}" for text in texts}
     return names
+
+
+def _as_name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _options(call: ast.Call) -> list[str]:
+    """Return the names of an option of `argparse`, such as ``-d`` and ``--device``; none for a position."""
+    return [text for text in map(_text, call.args) if text.startswith("-")]
+
+
+def _destination(call: ast.Call) -> str:
+    """Return the attribute in which `argparse` stores an argument."""
+    name = _keyword(call, "dest")
+    options = _options(call)
+    long = [option for option in options if option.startswith("--")]
+    return _as_name(_text(name) if name is not None else next(iter([*long, *options, _ANY])))
+
+
+def _replaces_arguments(node: ast.AST, names: Names) -> bool:
+    """Return whether a node lets a script parse other arguments than its own, or changes those parsed."""
+    if isinstance(node, ast.Subscript):  # ``vars(args)[name] = value``
+        return isinstance(node.ctx, ast.Store) and _is_namespace(node.value)
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Store) and "sys.argv" in names.full(node)
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name):  # ``setattr(args, name, value)``
+        return node.func.id == "setattr" and _text(node.args[1] if node.args[1:] else node) == _ANY
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    changes = _method(node) == "update" and _is_namespace(node.func.value)
+    parses_others = _method(node) in _PARSERS and bool(node.args or node.keywords)
+    return (
+        changes
+        or parses_others
+        or _method(node) == "set_defaults"
+        or "sys.argv" in names.full(node.func.value)
+    )
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """Return whether an expression is the dict of an object, such as ``vars(args)``."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "vars"
+    return isinstance(node, ast.Attribute) and node.attr == "__dict__"
 
 
 def _name_of(node: ast.AST) -> str:
@@ -279,6 +350,14 @@ def _name_of(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return f".{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_given(words: Sequence[str], option: str) -> bool:
+    """Return whether arguments have an option, which argparse lets a user shorten."""
+    if not option.startswith("--"):
+        return any(word.startswith(option) for word in words)
+    starts = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return any(len(start) > len("--") and option.startswith(start) for start in starts)
 
 
 class _Alone(ast.NodeTransformer):
@@ -343,6 +422,20 @@ class _Alone(ast.NodeTransformer):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self._compared(node.left, node.ops[0], node.comparators[0])
         return self.value_of(node.value) if isinstance(node, ast.NamedExpr) else _UNKNOWN
+
+    def default_of(self, call: ast.Call) -> Any:
+        """Return the default of an option that the script's arguments do not have, or else `_UNKNOWN`."""
+        options, words = _options(call), self._facts.arguments
+        if words is None or not options or any(map(partial(_is_given, words), options)):
+            return _UNKNOWN
+        default, action = _keyword(call, "default"), _keyword(call, "action")
+        if action is not None and _text(action) not in (*_FLAGS, "store"):
+            return _UNKNOWN
+        if default is None:
+            return None if action is None else _FLAGS.get(_text(action))
+        value = self._constant_or_value(default)
+        is_converted = isinstance(value, str) and _keyword(call, "type") is not None  # numbers are not
+        return _UNKNOWN if is_converted else value
 
     def _called(self, node: ast.Call) -> Any:
         full = [*self._names.full(node.func)]

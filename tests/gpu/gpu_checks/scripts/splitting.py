@@ -216,6 +216,20 @@ def sparse():
         print(f"loss {loss.item():.6f}")
 
 
+def beside_cpu():
+    """Train a model on the CPU and one on the device, whose gradients have equal shapes."""
+    models = [Mlp(), Mlp().to(device)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(STEPS):
+        x, y = torch.randn(SAMPLES, 6), torch.randint(3, (SAMPLES,))
+        for model, optimizer, where in zip(models, optimizers, ("cpu", device), strict=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.to(where)), y.to(where))
+            loss.backward()
+            optimizer.step()
+            print(f"loss {loss.item():.6f}")
+
+
 FEATURES = {
     "uneven": lambda: train(Mlp(), uneven),
     "weighted-loss": lambda: train(Weighted(), weighted),
@@ -230,6 +244,7 @@ FEATURES = {
     "attributes": lambda: train(Keeping(), keeping),
     "input-gradient": lambda: train(Mlp(), input_gradient),
     "closure": closure,
+    "beside-cpu": beside_cpu,
     "switched": lambda: train(Switched(torch.float32, is_buffer=False), switched),
     "switched-buffer": lambda: train(Switched(torch.int64, is_buffer=True), switched),
 }

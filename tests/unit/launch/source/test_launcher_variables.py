@@ -213,7 +213,7 @@ REQUIRED = {
         class Other:
             def __init__(self):
                 self.distributed = "RANK" in os.environ
-        parser.add_argument("--distributed", action="store_true")
+        parser.add_argument("--distributed", action="store_true", default=True)
         args = parser.parse_args()
         if args.distributed:
             dist.init_process_group()
@@ -279,6 +279,55 @@ def test_an_optional_group_is_not_joined_without_a_launcher(tmp_path, name):
 @pytest.mark.parametrize("name", REQUIRED)
 def test_a_group_that_may_be_joined_in_any_case_is(tmp_path, name):
     assert kind_of(tmp_path, REQUIRED[name]).kind == "native"
+
+
+BY_OPTION = """
+import argparse, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("-d", "--distributed", action="store_true")
+parser.add_argument("--no-ddp", dest="ddp", action="store_false", default=False)
+parser.add_argument("--backend")
+args = {parsed}
+if {test}:
+    dist.init_process_group()
+"""
+TESTS = ("args.local_rank != -1", "args.distributed", "args.ddp", "args.backend is not None")
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_group_that_an_option_asks_for_is_not_joined_without_it(tmp_path, test):
+    """Without it the ranks of a script with ``--local_rank`` train apart, and samestep ends them."""
+    source = BY_OPTION.format(test=test, parsed="parser.parse_args()")
+    assert kind_of(tmp_path, source, arguments=("--lr", "0.1")).kind == "serial"
+
+
+@pytest.mark.parametrize(
+    "words", ["--local_rank=0", "--local_rank 0", "--local 0", "--distributed", "-d", "--dist"], ids=str
+)
+def test_a_group_that_an_option_asks_for_is_joined_with_it(tmp_path, words):
+    source = BY_OPTION.format(test="args.local_rank >= 0 or args.distributed", parsed="parser.parse_args()")
+    assert kind_of(tmp_path, source, arguments=words.split()).kind == "native"
+
+
+@pytest.mark.parametrize(
+    "parsed",
+    [
+        "parser.parse_args(['--distributed'])",
+        "parser.parse_args(sys.argv.append('-d'))",
+        "parser.parse_args(); parser.set_defaults(distributed=True)",
+        "parser.parse_args(); vars(args).update(distributed=True)",
+        "parser.parse_args(); args.__dict__.update(read())",
+        "parser.parse_args(); args.distributed = read()",
+        "parser.parse_args(); setattr(args, 'distributed', True)",
+        "parser.parse_args(); sys.argv = ['-d']",
+        "parser.parse_args(); setattr(args, name(), True)",
+        "parser.parse_args(); vars(args)[name()] = True",
+    ],
+)
+def test_arguments_from_elsewhere_are_unknown(tmp_path, parsed):
+    source = BY_OPTION.format(test="args.distributed", parsed=parsed)
+    assert kind_of(tmp_path, source).kind == "native"
 
 
 def test_the_code_of_a_script_is_not_changed(tmp_path):
