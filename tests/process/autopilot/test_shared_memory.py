@@ -187,3 +187,21 @@ def test_a_view_that_is_another_one_in_the_batch_has_other_values():
     whole, part = torch.arange(16.0).view(8, 2), torch.arange(8.0).view(4, 2)
     views = views_in({(0,): part, (1,): part.view(2, 4).t()}, [])
     assert not have_values_of(views, {0: whole, 1: torch.zeros(4, 4)})
+
+
+def written_in_the_second_half_of_a_tensor():
+    torch.manual_seed(3)
+    model, found = Layer(RESULTS["a part of the argument"]).double(), []
+    for _ in range(3):
+        data = torch.randn(24, 4, dtype=torch.float64)
+        with torch.no_grad():
+            part, _ = model(data[12:])
+            part.add_(1)
+            found += [data[:12].sum().item(), data[12:].sum().item()]
+    return found
+
+
+def test_a_result_that_is_a_view_of_a_part_of_a_tensor_begins_in_that_part(compared):
+    """Only this finds a batch whose first element is not the first in its memory."""
+    split, unsplit, _ = compared(written_in_the_second_half_of_a_tensor)
+    assert (split, unsplit) == (3, 0)
