@@ -226,7 +226,7 @@ def test_all_processes_of_a_script_write_to_the_same_scratch_folder(tmp_path, mo
 
 def test_other_files_in_the_scratch_folder_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    foreign = [Path("scratch/notes"), Path("scratch/1/notes")]
+    foreign = [Path("scratch/notes"), Path("scratch/0/notes"), Path("scratch/1/notes")]
     for file in foreign:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
@@ -237,7 +237,7 @@ def test_other_files_in_the_scratch_folder_are_kept(tmp_path, monkeypatch):
     ended = run("--scratch", "scratch", "--clock", "clock", script, n=1)
 
     assert ended.code == 0, ended.err
-    assert [file.read_text() for file in foreign] == ["x", "x"]
+    assert [file.read_text() for file in foreign] == ["x", "x", "x"]
 
 
 def test_spawned_workers_are_bound_to_different_cores(tmp_path):

@@ -184,6 +184,25 @@ def noise_on_gradients():
     return [*found, *order, *x.grad.flatten().tolist()]
 
 
+class Loss(Net):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+def a_loss_of_a_model_that_is_frozen_later():
+    """Without weights that are trained, no graph shows how the loss was reduced."""
+    model, found = Loss(nn.Tanh()), []
+    for number in range(4):
+        model.requires_grad_(number < 2)
+        found.append(model(drawn(12, 4, seed=number)).item())
+    return found
+
+
+def test_calls_of_a_model_that_is_frozen_later_are_split(compared):
+    split, unsplit, _ = compared(a_loss_of_a_model_that_is_frozen_later)
+    assert (split, unsplit) == (4, 0)
+
+
 SPLIT_BEFORE = [
     *(
         a_dimension_of_a_layer,

@@ -54,6 +54,13 @@ def retained(operand, output, loss):
     return operand.grad
 
 
+def retained_twice(operand, output, loss):
+    operand.retain_grad()
+    loss.backward(retain_graph=True)
+    output.sum().backward()
+    return operand.grad
+
+
 def hooked(operand, output, loss):
     gradients = []
     operand.register_hook(lambda gradient: gradients.append(gradient) or 2 * gradient)
@@ -83,7 +90,7 @@ def trained_with(make, use, shape=(7, 5), steps=4):
     return results
 
 
-@pytest.mark.parametrize("use", [slope, penalty, retained, hooked, backward_to_it])
+@pytest.mark.parametrize("use", [slope, penalty, retained, retained_twice, hooked, backward_to_it])
 def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use):
     """Only this finds that a script gets the gradient of an output without that by the outputs after it."""
     split, *_ = compared(trained_with, Generator, use)
@@ -170,3 +177,15 @@ def with_unused_latents():
 
 def test_an_unused_operand_is_an_error_unless_it_may_be_unused(compared):
     compared(with_unused_latents)
+
+
+def hooks_after_a_gradient():
+    torch.manual_seed(0)
+    latents, output, _ = Generator().double()(drawn(7, 5))
+    torch.autograd.grad(output.sum(), latents, retain_graph=True)
+    call = getattr(latents.grad_fn, "call", None)  # none on one worker
+    return [0.0 if call is None else float(len(call._hooks))]
+
+
+def test_no_hook_is_left_that_would_compute_each_later_backward_of_the_call_again(compared):
+    compared(hooks_after_a_gradient)

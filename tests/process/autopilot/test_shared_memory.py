@@ -199,3 +199,21 @@ def test_a_view_that_is_another_one_in_the_batch_has_other_values():
 )
 def test_the_elements_of_a_large_result_are_not_listed(part, steps):
     assert _steps(((1 << 40, 64, 8), (512, 8, 1), 0), part) == steps
+
+
+def written_in_the_second_half_of_a_tensor():
+    torch.manual_seed(3)
+    model, found = Layer(RESULTS["a part of the argument"]).double(), []
+    for _ in range(3):
+        data = torch.randn(24, 4, dtype=torch.float64)
+        with torch.no_grad():
+            part, _ = model(data[12:])
+            part.add_(1)
+            found += [data[:12].sum().item(), data[12:].sum().item()]
+    return found
+
+
+def test_a_result_that_is_a_view_of_a_part_of_a_tensor_begins_in_that_part(compared):
+    """Only this finds a batch whose first element is not the first in its memory."""
+    split, unsplit, _ = compared(written_in_the_second_half_of_a_tensor)
+    assert (split, unsplit) == (3, 0)

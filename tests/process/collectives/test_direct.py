@@ -10,7 +10,7 @@ import torch
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.ranks.collectives import peer_connections
-from samestep.ranks.collectives.direct import MOST, SMALL, by_connections, low_latency
+from samestep.ranks.collectives.direct import MOST, MOST_LATER, SMALL, by_connections, low_latency
 from samestep.ranks.collectives.shared_memory import OneHostWorld
 from samestep.ranks.hang.flight_recorder import DIRECT, PROGRESS
 from samestep.ranks.rendezvous.authentication import AuthenticationError, connect
@@ -70,6 +70,22 @@ def test_reductions_are_those_of_a_reference_and_equal_on_all_ranks(processes, s
         for (op, dtype, count), (error, equal) in found.items():
             assert equal, (op, dtype, count)
             assert error <= tolerance[dtype], (op, dtype, count, error)
+
+
+def reduced_later(world):
+    """Return the sum and the mean of the ranks' numbers in a small and in a large tensor."""
+    near, found = by_connections(world), []
+    for count in (4, MOST_LATER // 4 + 1):
+        for begin in (near.all_reduce_later, near.average_later):
+            tensor = torch.full((count,), 1.0 + world.place.rank)
+            begin(tensor).wait()
+            found += tensor.unique().tolist()
+    return found
+
+
+def test_sums_and_means_that_are_waited_for_later_are_not_confused(processes):
+    """Only this finds small gradients that are summed over the ranks of several hosts."""
+    assert processes.run(reduced_later, 2) == [[3.0, 1.5] * 2] * 2
 
 
 def gathered(world):

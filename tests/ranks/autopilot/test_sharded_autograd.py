@@ -76,3 +76,19 @@ def test_weighted_sums_ignore_parts_of_weight_0():
         return total.item(), part.grad.item()
 
     assert run_ranks(on_each_rank, 3) == [(1.75, 0.75), (1.75, 2.25), (1.75, 0.0)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_gradient_of_a_shared_tensor_is_the_serial_one_on_each_rank(size):
+    """Only this finds a condition or a state whose gradient is summed over the ranks."""
+    scale, x = drawn(4).requires_grad_(), drawn(7, 4, seed=1)
+    (expected,) = grad((scale * x).square().mean(), scale)
+
+    def on_each_rank(world):
+        split = BatchSplit(world, 7)
+        own = scale.detach().clone().requires_grad_()
+        y = split.gathered(split.shared(own) * split.sliced(x, 0), 0)
+        return grad(y.square().mean(), own)[0]
+
+    for found in run_ranks(on_each_rank, size):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -170,3 +170,11 @@ def test_files_that_are_no_records_are_left_out(folder):
     (folder / "1.events").write_bytes(b"x" * 100_000)
     (folder / "2.events").write_text("")
     assert event_record.read_records(folder) == []
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_live_worker_keeps_its_record_however_old_its_last_event_is(folder, monkeypatch):
+    """Only this finds that a run which waits for a day loses its record to the next run."""
+    monkeypatch.setattr(event_record, "_KEPT_S", -1.0)
+    event_record.begin_record(0, 2, "train.py")
+    assert {record.worker.rank for record in event_record.read_records(folder)} == {0, 1}

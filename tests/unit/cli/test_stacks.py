@@ -77,3 +77,9 @@ def test_a_process_without_a_record_needs_py_spy(monkeypatch, tmp_path, stranger
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run_command(["stacks", stranger]) == 2
     assert "pip install py-spy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("events", [0, 1])
+def test_as_many_events_are_shown_as_asked_for(events, capsys):
+    assert run_command(["stacks", str(os.getpid()), "--events", str(events)]) == 0
+    assert capsys.readouterr().out.count(" ago: ") == events

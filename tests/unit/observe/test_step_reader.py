@@ -130,3 +130,12 @@ def test_an_error_of_the_writing_thread_is_raised_at_the_end(tmp_path, monkeypat
             time.sleep(0.001)
     with pytest.raises(ZeroDivisionError):
         clock.end("end")
+
+
+def test_unknown_bytes_of_gradients_are_those_of_one_step():
+    """Only this finds that a step of unknown bytes hides those of all later ones."""
+    log = [StepReader.begin, 0.0, (HostInstants(), "other")]
+    for number, size in enumerate((None, 8)):
+        log += StepReader.gradients, 2 * number + 1.0, (size,)
+        log += StepReader.end_step, 2 * number + 2.0, (number,)
+    assert [step.gradient_bytes for step in StepReader(log).read()] == [None, 8]

@@ -160,9 +160,10 @@ def test_a_missing_sample_is_found_though_half_precision_hides_its_effect(half):
     assert half(change=change, share=keyless) == []  # and these need not be samples
 
 
-def test_a_schedule_that_steps_n_times_is_found_even_if_its_steps_are_small():
+@pytest.mark.parametrize("slope", [1e-6, 1e-8])
+def test_a_schedule_that_steps_n_times_is_found_even_if_its_steps_are_small(slope):
     def slow(step, times=1):
-        return replace(step, learning_rates=[0.1 * (1 - 1e-6 * step.index * times)])
+        return replace(step, learning_rates=[0.1 * (1 - slope * step.index * times)])
 
     def single(_):
         return {"epsilon": 1e-7, "parameter_epsilon": 1e-7}
@@ -424,6 +425,18 @@ def test_a_sampler_that_repeats_its_order_is_found_before_the_order():
     assert causes_in(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
 
 
+def test_a_sampler_that_repeats_its_order_explains_other_samples_from_the_second_epoch_on():
+    """Only this finds a second cause that is named for the same fault."""
+    per_epoch = -(-DATA // BATCH)
+
+    def change(rank, step):
+        if step.index < per_epoch:
+            return step
+        return other_gradient(replace(step, samples=keys_of(step.index - per_epoch)[rank::2]))
+
+    assert causes_in(run(2, change=change, facts=lambda _: {"repeated_epochs": 1})) == ["no-set-epoch"]
+
+
 def test_a_rank_that_ends_its_loop_before_the_others_is_found():
     seen = run(2, change=lambda rank, step: step if step.index < STEPS - rank else None)
     assert causes_in(seen) == ["steps-differ"]
@@ -470,9 +483,13 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
     def remainder_on_all(rank):  # a sampler that drops the remainder, which every rank then evaluates
         return {"evaluated": [*(float(k) for k in range(6)[rank::2]), 6.0], "printed": "accuracy 0.57\n"}
 
+    def remainder_on_all_and_repeats(rank):
+        return {**counted(rank), "evaluated": [*([0.0, 2.0, 4.0], [1.0, 3.0, 0.0])[rank], 5.0, 6.0]}
+
     assert causes_of(counted) == ["padded-evaluation"]
     assert causes_of(counted_on_rank_0) == ["padded-evaluation", "local-metric"]
     assert causes_of(remainder_on_all) == ["local-metric"]
+    assert causes_of(remainder_on_all_and_repeats) == ["padded-evaluation"]
     assert causes_of(shares) == []  # the repeats change no number
     assert causes_of(all_of_it) == []
 

@@ -186,3 +186,11 @@ def test_a_summary_at_the_end_can_be_a_mean_over_the_steps_of_one_process():
         Resumption(reference, printing("1.31", resumed(begin=EPOCH)), reference, ENDED_AFTER)
     )
     assert [(finding.cause, finding.kind) for finding in findings] == [("printed", "exception")]
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if FAULTS[fault][1].startswith("resumed")])
+def test_the_step_of_a_fault_is_counted_from_the_beginning_of_the_training(fault):
+    reference = replace(recorded(USUAL), origin="uninterrupted")
+    resumption = Resumption(reference, recorded(resumed(FAULTS[fault][0])), recorded(USUAL), ENDED_AFTER)
+    (finding,) = resumed_causes(resumption)
+    assert finding.step == (2 * EPOCH if "later epoch" in fault else RESUMED_AT)

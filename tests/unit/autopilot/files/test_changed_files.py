@@ -351,6 +351,17 @@ def folders_are_used_by_their_descriptors():
 
 
 @script
+def a_descriptor_gets_the_number_of_another_folder():
+    os.mkdir("made")
+    closed, kept = (os.open(name, os.O_RDONLY | os.O_DIRECTORY) for name in ("made", "checkpoints"))
+    os.dup2(kept, closed)  # as a number is used again
+    os.mkdir("new", dir_fd=closed)
+    for number in (closed, kept):
+        os.close(number)
+    return sorted(os.listdir("checkpoints")), os.listdir("made")
+
+
+@script
 def bytes_and_keywords_are_paths_too():
     os.mkdir(path=b"out")
     with open(file=b"out/a", mode="w") as file:

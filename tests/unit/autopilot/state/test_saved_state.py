@@ -96,3 +96,23 @@ def test_objects_that_refer_to_each_other_are_saved():
     second.put(1)
 
     assert saved.are_changed()
+
+
+class Schedules(nn.Linear):
+    """Sets the learning rate of its optimizer when it is called."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+
+    def forward(self, x):
+        self.optimizer.param_groups[0]["lr"] /= 2
+        return super().forward(x)
+
+
+def test_a_learning_rate_that_a_call_sets_is_restored():
+    module = Schedules()
+    before = SavedState(module)
+    module(torch.ones(4, 3))
+    before.restore()
+    assert module.optimizer.param_groups[0]["lr"] == 0.1

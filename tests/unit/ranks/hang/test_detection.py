@@ -159,3 +159,12 @@ def test_an_old_wait_of_a_rank_that_does_not_respond_is_ignored():
     known = {0: status(5, wait(5)), 1: status(4, elsewhere), 2: status(5, wait(5))}
 
     assert find_hang(known, 3, limit_s=60.0, gone_s=2.0, quiet=[1]).missing == (1,)
+
+
+@pytest.mark.parametrize(("ended", "missing"), [((1,), None), ((1, 2), (1, 2))])
+def test_a_message_from_any_rank_can_arrive_while_a_rank_runs(ended, missing):
+    """Only this finds a server that is ended as soon as the first of its workers is done."""
+    served = Wait(op="recv", seq=None, group="", ranks=(), age_s=3.0)
+    others = {rank: status(3, state="ended" if rank in ended else "running") for rank in (1, 2)}
+    hang = hang_of({0: status(3, served), **others})
+    assert (hang and hang.missing) == missing

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -11,12 +12,20 @@ import torch
 from hypothesis import given
 
 from samestep.base.errors import CheckpointError, UsageError
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.checkpoint import checkpoint_schedule
-from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer, expired, prune
+from samestep.training.checkpoint.checkpoint_schedule import (
+    CheckpointManager,
+    Retention,
+    Writer,
+    expired,
+    prune,
+)
 from samestep.training.checkpoint.newest import newest_valid, set_aside_later, steps_in
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.save import Stage
 from samestep.training.checkpoint.snapshot import Snapshot
+from samestep.training.settings import RunOptions
 from support.snapshots import in_hand, names, network, same, snapshot, stepped, write
 
 
@@ -339,3 +348,18 @@ def test_later_checkpoints_are_renamed_so_that_no_resume_uses_them(tmp_path):
     assert [path.name for path in moved + again] == ["left-step-3", "left-step-2", "left-step-2.2"]
     assert newest_valid(tmp_path).path.name == "step-1"
     assert newest_valid(moved[0]).snapshot.state["step"] == 3
+
+
+def test_minutes_count_from_the_last_checkpoint(tmp_path, monkeypatch):
+    """Only this finds a training that saves in each step once the first minutes are over."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(checkpoint_schedule, "time", clock)
+    options, found = RunOptions(checkpoint_minutes=1), []
+    with closing(CheckpointManager(SoloWorld(), options, folder=tmp_path)) as manager:
+        for seconds in (59.0, 60.0, 61.0, 121.0):
+            now[0] = seconds
+            found.append(manager.late)
+            if manager.late:
+                manager.save(snapshot(1))
+    assert found == [False, True, False, True]
