@@ -308,8 +308,17 @@ def _of_other_causes(resumption: Resumption) -> list[Finding]:
             continue
         # The first mean of an epoch that was resumed amid is one of the rest.
         is_mean = finding.cause in _OF_PRINTS and not _prints_differ_later(resumption)
-        findings.append(replace(finding, kind="exception") if is_mean else finding)
+        kind = "exception" if is_mean else finding.kind
+        findings.append(_of_whole_training(replace(finding, kind=kind), resumption.begins_at))
     return findings
+
+
+def _of_whole_training(finding: Finding, begins_at: int) -> Finding:
+    """Return a finding of the steps after a resumption with its step in the whole training."""
+    if finding.step is None:
+        return finding
+    message = f"{finding.message} (This message counts steps from the resumption at step {begins_at}.)"
+    return replace(finding, step=begins_at + finding.step, message=message)
 
 
 def _prints_differ_later(resumption: Resumption) -> bool:

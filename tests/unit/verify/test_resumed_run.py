@@ -188,7 +188,7 @@ def test_a_summary_at_the_end_can_be_a_mean_over_the_steps_of_one_process():
     assert [(finding.cause, finding.kind) for finding in findings] == [("printed", "exception")]
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if FAULTS[fault][1].startswith("resumed")])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_step_of_a_fault_is_counted_from_the_beginning_of_the_training(fault):
     reference = replace(recorded(USUAL), origin="uninterrupted")
     resumption = Resumption(reference, recorded(resumed(FAULTS[fault][0])), recorded(USUAL), ENDED_AFTER)
