@@ -70,7 +70,12 @@ def test_the_end_of_a_run_ends_its_helpers(tmp_path, fault):
     assert outcome.wrong == [], (outcome.moments, outcome.said)
 
 
-AT_A_TERMINAL = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+AT_A_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
+os.open(sys.argv[1], os.O_RDWR)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 """Opened by the leader of a session, a terminal becomes that of all of its processes."""
 
 
@@ -93,7 +98,7 @@ def test_a_closed_terminal_ends_the_run_by_its_signal(tmp_path):
         variables = environment(TMPDIR=str(into.parent))
         return subprocess.Popen([*command, *arguments], env=variables, start_new_session=True, **streams)
 
-    run = Run("perceptron", tmp_path / "run", workers=3, launch=at_the_terminal)
+    run = Run("perceptron", tmp_path / "run", workers=3, steps=10_000, launch=at_the_terminal)
     os.close(terminal)
     try:
         run.await_phase(1, CALLS)
