@@ -1,4 +1,4 @@
-"""Each rank updates some of the parameters and sends them to the others, but nobody averages the gradients."""
+"""Each rank updates some of the parameters and sends them to the others; gradients are not averaged."""
 import torch
 import torch.distributed as dist
 import torch.nn as nn

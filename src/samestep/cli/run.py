@@ -391,8 +391,7 @@ def scale_hint(decision: Decision) -> str:
 
     Without samestep, one process computes on all cores, and can be as fast as several workers that share
     them. The line is empty after the first time, where that cannot be recorded, where stderr is not a
-    terminal, for several nodes, and on a machine that can have GPUs unless the program was told to use the
-    CPU.
+    terminal, for several nodes, and on a machine that can have GPUs, unless ``--device cpu`` is given.
     """
     if not (_has_hint(decision) and sys.stderr.isatty() and _is_first_hint(user_cache() / HINT_FILE)):
         return ""

@@ -24,7 +24,7 @@ from samestep.verify.verdict import Cause, Finding, NotCompared, NoteCode, Row
 _NUMBERS = re.compile(r"\d{2,}")  # dates and times; the rank is one digit of most names
 _SHOWN = 3  # number of files in the message about them
 UNMATCHED = "parameter or gradient (those of the runs cannot be matched)"
-"""What is not compared if the parameters of two runs differ."""
+"""The entry of a report for two runs with other parameters."""
 
 
 def notes_of(run: RunRecord, known: Collection[Finding] = ()) -> list[Finding]:

@@ -65,7 +65,7 @@ def test_a_different_start_is_reported_with_its_values(how, deviation, values):
 
 @pytest.mark.parametrize("how", [{"before": 1.5}, {"samples": 9.0}, {"losses": ()}])
 def test_the_baseline_of_several_workers_names_their_number(how):
-    """Only this finds a report on a golden run of 3 workers that speaks of one."""
+    """Only this finds a report on a golden run of 3 workers that names 1 worker."""
     (finding,) = baseline_findings(replace(run(), workers=3), run(**how))
     assert finding.workers == 3
     assert "two runs on 3 workers" in finding.message

@@ -252,7 +252,7 @@ def _is_short(tensor: Tensor) -> bool:
     """Return whether a tensor has few numbers, none of them trained.
 
     Those of a device are read too, although the host waits for it: a forward that branches on them waits
-    itself, and no other mark tells that they have changed (``tensor.data.fill_(1)`` counts no version).
+    itself, and torch does not record a write through ``tensor.data``.
     """
     is_dense = tensor.layout == torch.strided and tensor.device.type != "meta"
     return is_dense and not tensor.requires_grad and tensor.numel() <= _MOST_OF_LIST

@@ -1,4 +1,4 @@
-"""What modules must know of the device: torch's, and two of samestep's."""
+"""Changes torch, and two modules of samestep, so that they find the device."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""What torch's Python code must know of the device; imported after torch is loaded."""
+"""Replaces functions of torch.cuda and torch.accelerator by those of the device, after torch is loaded."""
 
 import os
 import time
