@@ -108,7 +108,10 @@ def help_of(function: Callable[..., Any]) -> str:
 
 def _docstring_in_source(function: Callable[..., Any]) -> str:
     with suppress(OSError, SyntaxError):  # there is no source, as in a frozen application
-        parsed = ast.parse(dedent(inspect.getsource(function))).body[0]
+        source = dedent(inspect.getsource(function))
+        # `ast.parse` removes docstrings, too, in newer versions of Python.
+        tree: Any = compile(source, "<help>", "exec", flags=ast.PyCF_ONLY_AST, optimize=0)
+        parsed = tree.body[0]
         if isinstance(parsed, ast.FunctionDef):
             return ast.get_docstring(parsed) or ""
     return ""

@@ -63,6 +63,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = _reduced_code(value) or _reduced_by_name(value) or _reduced_object(value)
         return super().reducer_override(value) if reduced is None else reduced
 
+    def _dynamic_function_reduce(self, function: FunctionType) -> Any:
+        """See `cloudpickle.Pickler`, which needs the annotations of each function."""
+        try:
+            function.__annotations__  # noqa: B018 - since Python 3.14 this evaluates them
+        except Exception:  # noqa: BLE001 - those that only a type checker imports, or that fail on their own
+            function = _with_text_annotations(function)
+        return super()._dynamic_function_reduce(function)
+
+
+def _with_text_annotations(function: FunctionType) -> FunctionType:
+    """Return a copy of a function whose annotations are texts, which nothing evaluates."""
+    copied = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    vars(copied).update(vars(function))
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(copied, name, getattr(function, name))
+    annotations = importlib.import_module("annotationlib")  # of Python 3.14
+    copied.__annotations__ = annotations.get_annotations(function, format=annotations.Format.STRING)
+    return copied
+
 
 def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     """Return how to make code, a function, or a module such as ``torch.ops``; None for what pickle knows."""

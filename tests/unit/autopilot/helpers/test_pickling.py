@@ -1,6 +1,9 @@
 """Values of a script are pickled for helpers, also those that pickle itself refuses."""
 
 import builtins
+import sys
+
+import pytest
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
 
@@ -49,3 +52,17 @@ def test_annotations_of_optional_arguments_are_pickled():
     forward.__module__ = "__main__"
     annotations = unpickled(pickled(forward, lambda _: None), lambda _: None).__annotations__
     assert annotations == forward.__annotations__
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations fail where they stand")
+def test_a_function_whose_annotations_fail_is_pickled_with_their_text():
+    """Only this finds that a forward with a type that only type checkers import keeps its calls unsplit."""
+    names = {"__name__": "__main__", "offset": 2}
+    exec("def add(value: Missing, *, times: int = 3) -> Missing: return value * times + offset", names)
+    names["add"].mark = "marked"
+
+    add = unpickled(pickled(names["add"], lambda _: None), lambda _: None)
+
+    assert add(5) == 17
+    assert add.__annotations__ == {"value": "Missing", "times": "int", "return": "Missing"}
+    assert add.mark == "marked"

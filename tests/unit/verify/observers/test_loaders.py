@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from samestep.verify.observers.check import Checks
 from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
+from support.process_pool import fork_server
 
 GLOBAL = np.random.default_rng(3)
 
@@ -83,6 +84,10 @@ def by_attribute(data, _):
     return data.rng.random()
 
 
+def by_transform(data, _):
+    return data.steps[0]()
+
+
 def seeded_by_index(data, index):
     data.rng.seed(index)
     return data.rng.random()
@@ -124,7 +129,7 @@ def codes_of(data, **options):
         (lambda: Data(by_attribute, rng=np.random.default_rng(0)), {}),
         (lambda: Data(by_attribute, rng=np.random.RandomState(0)), {}),
         (lambda: Data(by_attribute, rng=random.Random(0)), {}),
-        (lambda: Data(lambda data, _: data.steps[0](), steps=[Transform()]), {}),
+        (lambda: Data(by_transform, steps=[Transform()]), {}),
         (lambda: Subset(Data(by_attribute, rng=random.Random(0)), range(20)), {}),
         (lambda: FromGlobal(None), {}),
         (lambda: Data(of_process), {"worker_init_fn": seeded_equally}),
@@ -133,6 +138,12 @@ def codes_of(data, **options):
 )
 def test_equal_random_numbers_are_noted(data, options):
     assert codes_of(data(), **options) == {"loader-workers-draw-same"}
+
+
+def test_workers_that_are_not_forked_are_compared():
+    """They have no hook of the script's process; so it is with each loader since Python 3.14."""
+    options = {"worker_init_fn": seeded_equally, "multiprocessing_context": fork_server()}
+    assert codes_of(Data(of_process), **options) == {"loader-workers-draw-same"}
 
 
 @pytest.mark.parametrize(
