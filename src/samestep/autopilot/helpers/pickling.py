@@ -6,6 +6,7 @@ Helpers run no code of the script but that of the calls, so they cannot import i
 import importlib
 import marshal
 import pickle
+import re
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,9 @@ Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""
 _FILLED = (OrderedDict, dict, list, deque, set)
 """Containers whose subclasses are filled without their methods, which may refuse or change what they get."""
+_TYPING = "typing", "typing_extensions"
+_NAMED_TYPES = {"NewType": "__supertype__", "TypeAliasType": "__value__", "ParamSpec": "", "TypeVarTuple": ""}
+"""The types that pickle looks for by their names only, and the attribute of each that has its content."""
 _OF_PICKLE = {
     "__reduce__",
     "__reduce_ex__",
@@ -60,7 +64,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
-        reduced = _reduced_code(value) or _reduced_by_name(value) or _reduced_object(value)
+        reduced = (
+            _reduced_code(value) or _reduced_by_name(value) or _reduced_type(value) or _reduced_object(value)
+        )
         return super().reducer_override(value) if reduced is None else reduced
 
     def _dynamic_function_reduce(self, function: FunctionType) -> Any:
@@ -117,6 +123,28 @@ def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:
 def _builtin(module: str, name: str) -> Any:
     """Return a function in C, which the script has replaced in the module and the helper has not."""
     return getattr(importlib.import_module(module), name)
+
+
+def _reduced_type(value: Any) -> tuple[Any, ...] | None:
+    """Return how to make a named type of `typing` that the script has made, as in annotations; else None."""
+    kind = type(value)
+    if kind.__module__ not in _TYPING or kind.__name__ not in _NAMED_TYPES:
+        return None
+    module = sys.modules.get(value.__module__)
+    file = str(getattr(module, "__file__", ""))
+    if getattr(module, value.__name__, None) is value and not is_user_code(file):
+        return None  # a library's, which a helper finds by its name
+    content = _NAMED_TYPES[kind.__name__]
+    return kind, (value.__name__, *([_content(value, content)] if content else []))
+
+
+def _content(named: Any, attribute: str) -> Any:
+    """Return what a type is a name for; a text where that has the name itself, or cannot be evaluated."""
+    try:
+        content = getattr(named, attribute)
+    except Exception:  # noqa: BLE001 - an alias evaluates the script's code, as an annotation does
+        return named.__name__
+    return repr(content) if re.search(rf"\b{named.__name__}\b", repr(content)) else content
 
 
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:

@@ -2,8 +2,10 @@
 
 import builtins
 import sys
+from typing import NewType, ParamSpec
 
 import pytest
+from typing_extensions import TypeAliasType, TypeVarTuple
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
 
@@ -66,3 +68,24 @@ def test_a_function_whose_annotations_fail_is_pickled_with_their_text():
     assert add(5) == 17
     assert add.__annotations__ == {"value": "Missing", "times": "int", "return": "Missing"}
     assert add.mark == "marked"
+
+
+WIDTH = NewType("WIDTH", int)
+
+
+def test_named_types_of_the_script_are_pickled_by_value():
+    """Pickle looks for them in modules that helpers do not have, or in `typing` itself."""
+    made = WIDTH, TypeAliasType("Pair", tuple[WIDTH, int]), ParamSpec("Inputs"), TypeVarTuple("Axes")
+    width, pair, inputs, axes = unpickled(pickled(made, lambda _: None), lambda _: None)
+
+    assert (width.__name__, width.__supertype__) == ("WIDTH", int)
+    assert (pair.__name__, pair.__value__) == ("Pair", tuple[width, int])
+    assert (inputs.__name__, axes.__name__) == ("Inputs", "Axes")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no type statement")
+def test_an_alias_of_itself_is_pickled():
+    """Only this finds a recursion without an end."""
+    names = {"__name__": "__main__"}
+    exec("type Tree = int | list[Tree]", names)
+    assert unpickled(pickled(names["Tree"], lambda _: None), lambda _: None).__name__ == "Tree"
