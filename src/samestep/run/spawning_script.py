@@ -44,6 +44,7 @@ from samestep.launch.local.failure import Failure
 from samestep.launch.local.forking import (
     autograd_has_threads,
     forget_parent,
+    fork,
     fork_is_safe,
     release_compute_threads,
 )
@@ -590,7 +591,7 @@ def _can_fork() -> bool:
         return False
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return True
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))  # noqa: SLF001 - no public spelling
     if os.waitpid(pid, 0)[1] == 0:

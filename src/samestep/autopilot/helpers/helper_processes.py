@@ -38,6 +38,7 @@ from samestep.base.errors import PeerLost
 from samestep.base.event_record import begin_record_of_helper
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended, started_at
+from samestep.launch.local.forking import fork
 from samestep.launch.local.orphans import die_with_parent
 from samestep.launch.local.workers import pidfd
 
@@ -285,11 +286,11 @@ def _exists(process: int) -> bool:
 
 def _fork_starter(line: socket.socket, end_of_main: int | None, *, not_for_it: socket.socket) -> None:
     """Fork a starter that is no child of this process."""
-    between = os.fork()
+    between = fork()
     if not between:
         try:
             not_for_it.close()
-            if not os.fork():
+            if not fork():
                 _start_helpers(line, end_of_main)
         finally:
             os._exit(0)
@@ -313,7 +314,7 @@ def _start_helpers(line: socket.socket, end_of_main: int | None) -> NoReturn:
         line.send(_ANSWER.pack(0, starter))
         while request := _next_request(line, end_of_main):
             number, team, rank = pickle.loads(request)  # noqa: S301 - of the parent
-            helper = os.fork()
+            helper = fork()
             if not helper:
                 line.close()
                 die_with_parent(starter)
