@@ -9,11 +9,13 @@ They are read as in `samestep.hooks.raw_containers`, never by a method that the 
 inputs and outputs, which are built again around other tensors, see `samestep.hooks.tensor_tree`.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from gc import get_referents
+from itertools import chain
 from types import BuiltinMethodType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -23,6 +25,8 @@ Key: TypeAlias = tuple[int, str]
 """The number of a root, such as a module, and the name of a value that it refers to."""
 Parts: TypeAlias = list[tuple[Any, Any]]
 """The parts of a value, each with its name."""
+WEAK: Any = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+"""The classes of references that do not keep what they refer to."""
 _PLAIN = (int, float, complex, str, bytes, type(None))
 
 
@@ -106,7 +110,7 @@ def _contents(container: Any, base: Any) -> Parts:
 
 
 def _kept_by(value: Any, kind: Any) -> Parts | None:
-    """Return what a function or a method keeps, and the dict of a read-only view; None for other objects."""
+    """Return what a function, a method, a weak reference or a read-only view keeps; None for others."""
     if kind is FunctionType:
         return [
             *((name, part) for name, _, part in cells_of(value)),
@@ -118,6 +122,9 @@ def _kept_by(value: Any, kind: Any) -> Parts | None:
         return [("__func__", value.__func__), ("__self__", value.__self__)]
     if kind is BuiltinMethodType:
         return [("__self__", value.__self__)]
+    if kind in WEAK:
+        referred = [value()] if kind is weakref.ref else chain(*value.items())
+        return [(f"<{place}>", part) for place, part in enumerate(referred)]
     if kind is MappingProxyType:
         return [*enumerate(get_referents(value))]  # not by the methods of the dict
     return [] if issubclass(kind, (type, ModuleType)) else None

@@ -4,14 +4,16 @@ Helpers run no code of the script but that of the calls, so they cannot import i
 """
 
 import importlib
+import inspect
 import marshal
 import pickle
 import re
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import BytesIO
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
-from samestep.autopilot.state.reachable_state import CACHED
+from samestep.autopilot.state.reachable_state import CACHED, COMPILED, runs_compiled
 from samestep.hooks.raw_containers import (
     base_of,
     contents_of,
@@ -64,8 +66,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Return how to make a value that pickle would find by its name, or refuse."""
+        of_kind = _OF_KIND.get(type(value))
         reduced = (
-            _reduced_code(value) or _reduced_by_name(value) or _reduced_type(value) or _reduced_object(value)
+            (of_kind and of_kind(value))
+            or _reduced_code(value)
+            or _reduced_by_name(value)
+            or _reduced_type(value)
+            or _reduced_object(value)
         )
         return super().reducer_override(value) if reduced is None else reduced
 
@@ -101,6 +108,11 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
         return marshal.loads, (marshal.dumps(value),)
     if isinstance(value, torch.jit.ScriptFunction):
         return _compiled, (value.save_to_buffer({}),)
+    if isinstance(value, FunctionType) and runs_compiled(value) and "self" in value.__code__.co_freevars:
+        context = inspect.getclosurevars(value).nonlocals[
+            "self"
+        ]  # what `torch.compile` returns with a backend
+        return _compiled_again, (context, vars(value)[COMPILED])
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
@@ -147,6 +159,41 @@ def _content(named: Any, attribute: str) -> Any:
     return repr(content) if re.search(rf"\b{named.__name__}\b", repr(content)) else content
 
 
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> cached_property[Any]:
+    made = cached_property(function)
+    made.attrname = name
+    return made
+
+
+def _operators(qualified: str) -> Any:
+    """Return an operator of ``torch.ops`` by a name such as ``aten::add``."""
+    library, name = qualified.split("::")
+    return getattr(getattr(torch.ops, library), name)
+
+
+class _Lost:
+    """What a reference to an object refers to that does not exist any more."""
+
+
+def _weak_reference(value: Any) -> weakref.ref[Any]:
+    """Return a reference to an object; for None to one that does not exist any more."""
+    return weakref.ref(_Lost() if value is None else value)
+
+
+_OF_KIND: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
+    cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # has a lock before 3.12
+    weakref.ref: lambda found: (_weak_reference, (found(),)),
+    weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
+    weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
+    torch.memory_format: lambda found: (getattr, (torch, str(found).removeprefix("torch."))),
+    torch.finfo: lambda found: (torch.finfo, (getattr(torch, found.dtype),)),
+    torch.iinfo: lambda found: (torch.iinfo, (getattr(torch, found.dtype),)),
+    torch._ops.OpOverloadPacket: lambda found: (_operators, (found._qualified_op_name,)),  # noqa: SLF001
+    torch._ops.OpOverload: lambda found: (getattr, (found.overloadpacket, found._overloadname)),  # noqa: SLF001
+}
+"""How to make what neither pickle nor cloudpickle can."""
+
+
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
     """Return how to make a container, a module or a proxy; None for those that pickle can make."""
     if base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
@@ -188,6 +235,11 @@ def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return lru_cache(**parameters)(function)
+
+
+def _compiled_again(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that `torch.compile` compiles at its first call, as the script's own."""
+    return context(function)  # type: ignore[no-any-return]
 
 
 def _compiled(content: bytes) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, lru_cache, partial
+from itertools import chain
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -38,7 +39,7 @@ from torch.autograd import Function
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.base import env
-from samestep.hooks.object_graph import Key, Parts, stored_in, walk
+from samestep.hooks.object_graph import WEAK, Key, Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of
 
 PLAIN = (bool, int, float, str, type(None))
@@ -46,7 +47,8 @@ LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
 """Depth to which values are followed, and parts of each that are read: guesses, since each call reads
 them."""
-_COMPILED = "_torchdynamo_orig_callable"  # the attribute that marks a compiled function
+COMPILED = "_torchdynamo_orig_callable"
+"""The attribute that marks a compiled function, and has what it was made from."""
 _RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
 _CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 CACHED: Any = type(lru_cache(len))
@@ -101,16 +103,21 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
     """Yield the environment, if a class reads it, the globals that it refers to, and its own attributes."""
     if _reads_environment(kind):
         yield "environment", str(sorted(env.snapshot().items()))
+    yield from _read_by(kind)
+    for owner in scripts_classes(kind):
+        for name, value in [*vars(owner).items()]:
+            if not name.startswith("__"):
+                yield f"{owner.__name__}.{name}", value
+
+
+def _read_by(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what the functions of a class read besides its fields: globals, and variables around them."""
     for names, name in _globals_of(kind):
         if name in names:
             yield name, names[name]
     for function in _code_of(kind):
         if _keeps_values(function):
             yield f"{function.__qualname__}()", function
-    for owner in scripts_classes(kind):
-        for name, value in [*vars(owner).items()]:
-            if not name.startswith("__"):
-                yield f"{owner.__name__}.{name}", value
 
 
 def _keeps_values(function: FunctionType) -> bool:
@@ -127,14 +134,19 @@ def is_compiled(module: nn.Module) -> bool:
     for part in modules_of(module):
         if "_orig_mod" in part._modules or part._compiled_call_impl is not None:  # noqa: SLF001
             return True
-        if _runs_compiled(part.forward):
+        if any(map(runs_compiled, (part.forward, *vars(part).values()))):
             return True
-    return any(_runs_compiled(names.get(name)) for names, name in globals_of(module))
+    methods = (
+        value for kind in _classes_in(module) for owner in kind.__mro__ for value in vars(owner).values()
+    )
+    return any(map(runs_compiled, chain((function for _, function in called_by(module)), methods)))
 
 
-def _runs_compiled(function: Any) -> bool:
+def runs_compiled(function: Any) -> bool:
     """Return whether a function is compiled; `torch.compiler.disable` sets the same mark and one more."""
-    return hasattr(function, _COMPILED) and not hasattr(function, "_torchdynamo_disable")
+    function = function.__func__ if isinstance(function, MethodType) else function
+    marks = function.__dict__ if isinstance(function, FunctionType) else {}
+    return COMPILED in marks and "_torchdynamo_disable" not in marks
 
 
 def scripts_classes(kind: Any) -> list[type]:
@@ -165,6 +177,8 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
         if isinstance(candidate, FunctionType):
             if is_users_code(candidate.__code__, candidate.__globals__):
                 yield candidate
+            else:  # that of a library's decorator, which keeps the user's function
+                waiting += [kept for _, _, value in cells_of(candidate) for kept in _functions_kept_in(value)]
             waiting += [candidate.__dict__["__wrapped__"]] if "__wrapped__" in candidate.__dict__ else []
         elif isinstance(candidate, (staticmethod, classmethod, MethodType)):
             waiting.append(candidate.__func__)
@@ -174,6 +188,12 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             waiting.append(candidate.func)
         elif isinstance(candidate, CACHED):
             waiting.append(candidate.__wrapped__)
+
+
+def _functions_kept_in(variable: Any) -> list[Any]:
+    """Return the functions in a variable of a decorator: itself, or those of a table by type."""
+    kept = [*dict.values(variable)] if type(variable) is dict else [variable]
+    return [value for value in kept if isinstance(value, _WITH_CODE)]
 
 
 def _classes_in(module: nn.Module) -> list[Any]:
@@ -195,7 +215,7 @@ def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
 
 def _parts(value: Any) -> Parts:
     """Return the parts of a value that a forward may read, or that it may run."""
-    if base_of(value) is not None:
+    if base_of(value) is not None or type(value) in WEAK:
         return stored_in(value, most=_MOST_KEYS)
     if isinstance(value, _WITH_CODE):
         parts = stored_in(value) if isinstance(value, (MethodType, partial)) else []
@@ -203,17 +223,34 @@ def _parts(value: Any) -> Parts:
             parts += stored_in(function)
             parts += [(name, names[name]) for names, name in _named_in(function) if name in names]
         return parts
-    if isinstance(value, (type, ModuleType)):
-        parts = [*shared_fields(value).items()]
-        if isinstance(value, type) and issubclass(value, Function):  # its backward is called, too
-            parts += [(name, field) for name, field in [*vars(value).items()] if isinstance(field, _CALLABLE)]
-        return parts
+    if isinstance(value, ModuleType):
+        return [*shared_fields(value).items()]
     if isinstance(value, nn.Module):  # one that is not registered, such as a teacher in a list
         attributes = [(name, part) for name, part in [*vars(value).items()] if name not in MODULE_ATTRIBUTES]
         registered = (value._parameters, value._buffers, value._modules)  # noqa: SLF001
         attributes += [pair for parts in registered for pair in [*parts.items()]]
-        return [("training", value.training), *attributes]
-    return stored_in(value) if isinstance(value, MappingProxyType) or is_record(value) else []
+        return [("training", value.training), *attributes, *_read_by(type(value))]
+    if isinstance(value, type):
+        return _parts_of_class(value)
+    parts = stored_in(value) if is_record(value) or isinstance(value, MappingProxyType) else []
+    # A field can have the name of an attribute of its class, such as its default.
+    return [*parts, *((f"class.{name}", part) for name, part in _parts_of_class(type(value)))]
+
+
+def _parts_of_class(kind: Any) -> Parts:
+    """Return the attributes of a user-defined class, and what its methods read besides them."""
+    parts: Parts = [
+        (name if owner is kind else f"{owner.__name__}.{name}", field)
+        for owner in kind.__mro__[:-1]  # without `object`
+        for name, field in shared_fields(owner).items()
+    ]
+    if scripts_classes(kind):
+        parts += _read_by(kind)
+        classes = [("metaclass", type(kind)), *vars(kind).items()]  # and those defined inside of it
+        parts += [(name, field) for name, field in classes if isinstance(field, type) and field is not type]
+    if issubclass(kind, Function):  # its backward is called, too
+        parts += [(name, field) for name, field in [*vars(kind).items()] if isinstance(field, _CALLABLE)]
+    return parts
 
 
 def shared_fields(value: Any) -> dict[str, Any]:
@@ -359,8 +396,9 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         called = (function.__globals__.get(name) for name in _names_in(function.__code__))
         functions += [
             function
-            for function in called
-            if isinstance(function, FunctionType) and is_users_code(function.__code__, function.__globals__)
+            for value in called
+            if isinstance(value, FunctionType)
+            for function in functions_in(value)
         ]
     return tuple(functions_by_code.values())
 

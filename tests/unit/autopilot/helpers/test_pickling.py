@@ -2,9 +2,12 @@
 
 import builtins
 import sys
+import weakref
+from functools import cached_property
 from typing import NewType, ParamSpec
 
 import pytest
+import torch
 from typing_extensions import TypeAliasType, TypeVarTuple
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
@@ -89,3 +92,49 @@ def test_an_alias_of_itself_is_pickled():
     names = {"__name__": "__main__"}
     exec("type Tree = int | list[Tree]", names)
     assert unpickled(pickled(names["Tree"], lambda _: None), lambda _: None).__name__ == "Tree"
+
+
+class Layer:
+    @cached_property
+    def scale(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            torch.channels_last,
+            torch.contiguous_format,
+            torch.finfo(torch.bfloat16),
+            torch.iinfo(torch.uint8),
+        ),
+        *(torch.ops.aten.gelu, torch.ops.aten.gelu.default),
+    ],
+    ids=str,
+)
+def test_constants_and_operators_of_torch_are_pickled(value):
+    """Only this finds that a module with one of them as an attribute keeps its calls unsplit."""
+    assert unpickled(pickled(value, lambda _: None), lambda _: None) == value
+
+
+def test_a_class_with_a_cached_property_is_pickled():
+    """It has a lock before Python 3.12."""
+    assert unpickled(pickled(type("Layer", (Layer,), {}), lambda _: None), lambda _: None)().scale == 3
+
+
+def test_weak_references_are_to_the_object_that_is_sent_with_them():
+    kept, lost = Layer(), weakref.ref(Layer())
+    sent = (
+        kept,
+        weakref.ref(kept),
+        weakref.WeakValueDictionary(kept=kept),
+        weakref.WeakKeyDictionary({kept: 1}),
+        lost,
+    )
+    found, reference, values, keys, lost = unpickled(pickled(sent, lambda _: None), lambda _: None)
+
+    assert reference() is found
+    assert lost() is None
+    assert values["kept"] is found
+    assert keys[found] == 1

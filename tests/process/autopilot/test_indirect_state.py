@@ -1,0 +1,226 @@
+"""What a forward reads behind decorators, methods of plain objects and weak references reaches helpers.
+
+Each case reads a factor that doubles after the calls have been split; a helper that misses it computes with
+the old one.
+"""
+
+import warnings
+import weakref
+from functools import cached_property, singledispatch
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.once_script import script_with_helpers
+from support.script_runner import ALL_SPLIT
+
+FACTOR = FACTOR_AT_FIRST = 1.0
+STEPS = 8
+
+
+class Scaled(nn.Module):
+    """A linear layer whose outputs pass through a function."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=torch.float64)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.scale(self.linear(x))
+
+
+@torch.no_grad()
+def read_factor():
+    return FACTOR
+
+
+@torch.autocast("cpu", enabled=False)
+def decorated(x):
+    return x * read_factor()
+
+
+class Decorated(Scaled):
+    """Calls a function that two decorators of torch wrap."""
+
+    def forward(self, x):
+        return decorated(self.linear(x))
+
+
+@torch.compile(backend="eager")
+def compiled(x):
+    return x * FACTOR
+
+
+class Compiled(Scaled):
+    """Calls a compiled function by its name."""
+
+    def forward(self, x):
+        return compiled(self.linear(x))
+
+
+@singledispatch
+def by_type(x):
+    raise TypeError(type(x))
+
+
+@by_type.register
+def _(x: torch.Tensor):
+    return x * FACTOR
+
+
+class Dispatched(Scaled):
+    """Calls a function that another one chooses by the type of its argument."""
+
+    def forward(self, x):
+        return by_type(self.linear(x))
+
+
+class Plain:
+    """No module: its methods read a global, and an attribute of its class."""
+
+    factor = FACTOR
+
+    @staticmethod
+    def scaled(x):
+        return x * FACTOR
+
+    @property
+    def now(self):
+        return FACTOR
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+class Inherited(Plain):
+    """Has the methods of its base class."""
+
+
+class Static(Scaled):
+    """Calls a static method of a class by its name."""
+
+    def forward(self, x):
+        return Plain.scaled(self.linear(x))
+
+
+class ByProperty(Scaled):
+    """Reads a property of an object in an attribute."""
+
+    def forward(self, x):
+        return self.linear(x) * self.scale.now
+
+
+class Keyed(Scaled):
+    """Finds its factor by its layer, without keeping the layer alive."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.factors = weakref.WeakKeyDictionary({self.linear: FACTOR})
+
+    def forward(self, x):
+        return self.linear(x) * self.factors[self.linear]
+
+
+class Child(Scaled):
+    """Reads the factor of its parent, which a strong reference would make a part of its part."""
+
+    def __init__(self, parent):
+        super().__init__(None)
+        object.__setattr__(self, "parent", weakref.ref(parent))
+
+    def forward(self, x):
+        return self.linear(x) * self.parent().factor
+
+
+class Parent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = FACTOR
+        self.child = Child(self)
+
+    @cached_property
+    def sign(self):
+        return 1
+
+    def forward(self, x):
+        return self.child(x)
+
+
+def by_name(model, factor):
+    del model
+    global FACTOR
+    FACTOR = factor
+
+
+def in_parent(model, factor):
+    model.factor = factor
+
+
+def in_class(model, factor):
+    del model
+    Plain.factor = factor
+
+
+def in_dict(model, factor):
+    model.factors[model.linear] = factor
+
+
+def closure():
+    """Return a model with a compiled function, and what changes the variable that it reads."""
+    factor = FACTOR
+
+    def scale(x):
+        return x * factor
+
+    def change(_, new):
+        nonlocal factor
+        factor = new
+
+    return Scaled(torch.compile(scale, backend="eager")), change
+
+
+CASES = {
+    "decorated": lambda: (Decorated(None), by_name),
+    "compiled": lambda: (Compiled(None), by_name),
+    "compiled closure": closure,
+    "dispatched": lambda: (Dispatched(None), by_name),
+    "static method": lambda: (Static(None), by_name),
+    "property": lambda: (ByProperty(Plain()), by_name),
+    "inherited property": lambda: (ByProperty(Inherited()), by_name),
+    "method": lambda: (Scaled(Inherited().scaled), by_name),
+    "attribute of a class": lambda: (Scaled(Inherited()), in_class),
+    "weak key": lambda: (Keyed(), in_dict),
+    "weak reference": lambda: (Parent(), in_parent),
+}
+
+
+def trained(_, case, helpers):
+    """Return the loss of each step, and the lines of the account."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    model, change = CASES[case]()
+    losses = []
+    with (
+        warnings.catch_warnings(),
+        script_with_helpers(1 + helpers, options=ALL_SPLIT, forks=True) as account,
+    ):
+        warnings.simplefilter("ignore")  # torch's compiler reads `grad` of tensors that have none
+        for step in range(STEPS):
+            if step == STEPS // 2:
+                change(model, 2.0)
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        by_name(None, FACTOR_AT_FIRST)
+        in_class(None, FACTOR_AT_FIRST)
+        return losses, account.lines()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_factor_that_changes_reaches_helpers(processes, case):
+    ((alone, _),) = processes.run(trained, 1, case, 0)
+    ((found, account),) = processes.run(trained, 1, case, 1)
+    assert found == pytest.approx(alone, rel=1e-12)
+    assert [line for line in account if f"{STEPS} calls split" in line], account
