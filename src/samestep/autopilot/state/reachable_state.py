@@ -244,7 +244,7 @@ def _parts_of_class(kind: Any) -> Parts:
         for owner in kind.__mro__[:-1]  # without `object`
         for name, field in shared_fields(owner).items()
     ]
-    if scripts_classes(kind):
+    if scripts_classes(kind) or _is_of_script(kind):
         parts += _read_by(kind)
         classes = [("metaclass", type(kind)), *vars(kind).items()]  # and those defined inside of it
         parts += [(name, field) for name, field in classes if isinstance(field, type) and field is not type]
