@@ -4,6 +4,7 @@ Each case reads a factor that doubles after the calls have been split; a helper 
 the old one.
 """
 
+import os
 import warnings
 import weakref
 from functools import cached_property, singledispatch
@@ -15,7 +16,8 @@ from torch import nn
 from samestep.autopilot.once_script import script_with_helpers
 from support.script_runner import ALL_SPLIT
 
-FACTOR = FACTOR_AT_FIRST = 1.0
+FACTOR = 1.0
+CALLS = 0
 STEPS = 8
 
 
@@ -94,6 +96,30 @@ class Plain:
         return x * self.factor
 
 
+class Counting:
+    """Multiplies by the number of its calls, which no check may change."""
+
+    def __call__(self, x):
+        global CALLS
+        CALLS += 1
+        return x * CALLS
+
+
+class FromEnvironment:
+    def __call__(self, x):
+        return x * float(os.environ["FACTOR_OF_TEST"])
+
+
+class Patched:
+    """The script replaces its method."""
+
+    def __call__(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x
+
+
 class Inherited(Plain):
     """Has the methods of its base class."""
 
@@ -163,6 +189,20 @@ def in_class(model, factor):
     Plain.factor = factor
 
 
+def in_environment(model, factor):
+    del model
+    os.environ["FACTOR_OF_TEST"] = str(factor)
+
+
+def in_method(model, factor):
+    del model
+    Patched.scaled = lambda _, x: x * factor
+
+
+def nowhere(model, factor):
+    del model, factor
+
+
 def in_dict(model, factor):
     model.factors[model.linear] = factor
 
@@ -191,6 +231,9 @@ CASES = {
     "inherited property": lambda: (ByProperty(Inherited()), by_name),
     "method": lambda: (Scaled(Inherited().scaled), by_name),
     "attribute of a class": lambda: (Scaled(Inherited()), in_class),
+    "counter": lambda: (Scaled(Counting()), nowhere),
+    "environment": lambda: (Scaled(FromEnvironment()), in_environment),
+    "method that is replaced": lambda: (Scaled(Patched()), in_method),
     "weak key": lambda: (Keyed(), in_dict),
     "weak reference": lambda: (Parent(), in_parent),
 }
@@ -198,6 +241,10 @@ CASES = {
 
 def trained(_, case, helpers):
     """Return the loss of each step, and the lines of the account."""
+    global CALLS
+    CALLS = 0
+    for change in (by_name, in_class, in_environment, in_method):
+        change(None, 1.0)
     torch.manual_seed(0)
     x = torch.randn(6, 3, dtype=torch.float64)
     model, change = CASES[case]()
@@ -213,8 +260,6 @@ def trained(_, case, helpers):
             loss = model(x).square().mean()
             loss.backward()
             losses.append(loss.item())
-        by_name(None, FACTOR_AT_FIRST)
-        in_class(None, FACTOR_AT_FIRST)
         return losses, account.lines()
 
 

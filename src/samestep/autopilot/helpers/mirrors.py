@@ -35,6 +35,7 @@ from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedW
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
+    CALLABLE,
     PLAIN,
     called_by,
     forget_classes,
@@ -44,6 +45,7 @@ from samestep.autopilot.state.reachable_state import (
     known_files,
     modules_of,
     reached,
+    scripts_classes,
 )
 from samestep.autopilot.state.saved_state import carried_by, comparable_state, is_generator, version_of
 from samestep.base import env
@@ -118,12 +120,20 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
         values[key] = tuple(map(id, _flat_elements(value)))
+    elif isinstance(value, type):
+        values[key] = _methods(value)
     elif isinstance(value, np.ndarray):
         values[key] = _digest(value)
     elif isinstance(value, (array, bytearray)):
         values[key] = hashlib.blake2b(value, digest_size=16).hexdigest()
     elif not isinstance(value, _COMPARED) and not is_record(value):
         values.update(_settings_of_object(key, value))
+
+
+def _methods(kind: type) -> tuple[int, ...]:
+    """Return a value that changes with a method of a user-defined class."""
+    members = (member for owner in scripts_classes(kind) for member in [*vars(owner).values()])
+    return tuple(id(member) for member in members if isinstance(member, CALLABLE))
 
 
 def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:

@@ -50,10 +50,10 @@ them."""
 COMPILED = "_torchdynamo_orig_callable"
 """The attribute that marks a compiled function, and has what it was made from."""
 _RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
-_CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
+CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 CACHED: Any = type(lru_cache(len))
 """The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
-_WITH_CODE = (*_CALLABLE, CACHED)
+_WITH_CODE = (*CALLABLE, CACHED)
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""
 
@@ -100,9 +100,7 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the environment, if a class reads it, the globals that it refers to, and its own attributes."""
-    if _reads_environment(kind):
-        yield "environment", str(sorted(env.snapshot().items()))
+    """Yield what the functions of a class read, and its own attributes."""
     yield from _read_by(kind)
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
@@ -111,8 +109,10 @@ def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the functions of a class read besides its fields: globals, and variables around them."""
-    for names, name in _globals_of(kind):
+    """Yield what the functions of a class read besides its fields: the environment, globals, closures."""
+    if _reads_environment(kind):
+        yield "environment", str(sorted(env.snapshot().items()))
+    for names, name in globals_of_class(kind):
         if name in names:
             yield name, names[name]
     for function in _code_of(kind):
@@ -205,7 +205,7 @@ def _classes_in(module: nn.Module) -> list[Any]:
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the globals that the functions of a module's classes refer to, each as its dict and its name."""
     for kind in _classes_in(module):
-        yield from _globals_of(kind)
+        yield from globals_of_class(kind)
 
 
 def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
@@ -234,7 +234,8 @@ def _parts(value: Any) -> Parts:
         return _parts_of_class(value)
     parts = stored_in(value) if is_record(value) or isinstance(value, MappingProxyType) else []
     # A field can have the name of an attribute of its class, such as its default.
-    return [*parts, *((f"class.{name}", part) for name, part in _parts_of_class(type(value)))]
+    of_class = [(f"class.{name}", part) for name, part in _parts_of_class(type(value))]
+    return [*parts, ("class", type(value)), *of_class] if scripts_classes(type(value)) else parts + of_class
 
 
 def _parts_of_class(kind: Any) -> Parts:
@@ -249,7 +250,7 @@ def _parts_of_class(kind: Any) -> Parts:
         classes = [("metaclass", type(kind)), *vars(kind).items()]  # and those defined inside of it
         parts += [(name, field) for name, field in classes if isinstance(field, type) and field is not type]
     if issubclass(kind, Function):  # its backward is called, too
-        parts += [(name, field) for name, field in [*vars(kind).items()] if isinstance(field, _CALLABLE)]
+        parts += [(name, field) for name, field in [*vars(kind).items()] if isinstance(field, CALLABLE)]
     return parts
 
 
@@ -258,7 +259,7 @@ def shared_fields(value: Any) -> dict[str, Any]:
     is_model = isinstance(value, type) and issubclass(value, (nn.Module, Enum))
     if is_model or not _is_of_script(value):
         return {}
-    excluded = (*_CALLABLE, type, ModuleType)
+    excluded = (*CALLABLE, type, ModuleType)
     fields = {
         name: field
         for name, field in list(vars(value).items())
@@ -279,7 +280,7 @@ def _is_of_script(value: Any) -> bool:
 
 def is_record(value: Any) -> bool:
     """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
-    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *_CALLABLE)):
+    if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *CALLABLE)):
         return False
     if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
@@ -338,7 +339,7 @@ known_files: dict[str, str] = {}
 
 def forget_classes() -> None:
     """Find the functions of each class again: a class of a mirror is the same one with new functions."""
-    for known in _reads_environment, _is_of_users, _globals_of, _code_of, _calls_of:
+    for known in _reads_environment, _is_of_users, globals_of_class, _code_of, _calls_of:
         known.cache_clear()
 
 
@@ -367,7 +368,7 @@ def _constants_in(code: CodeType) -> frozenset[Any]:
 
 
 @lru_cache(maxsize=256)
-def _globals_of(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
+def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
     variables: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     for function in _code_of(kind):

@@ -23,6 +23,7 @@ from samestep.autopilot.state.reachable_state import (
     PLAIN,
     functions_in,
     globals_of,
+    globals_of_class,
     is_record,
     modules_of,
     named_by,
@@ -140,7 +141,9 @@ def _saved_modules(parts: Iterable[nn.Module]) -> Iterator[Undo]:
 
 def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     """Yield functions that restore globals, variables of closures and class attributes."""
-    for names, name in [*globals_of(module), *(pair for value in values for pair in named_by(value))]:
+    of_functions = [pair for value in values for pair in named_by(value)]
+    of_classes = [pair for value in values if isinstance(value, type) for pair in globals_of_class(value)]
+    for names, name in [*globals_of(module), *of_functions, *of_classes]:
         if name in names:
             yield partial(names.__setitem__, name, names[name])
     for value in values:
