@@ -41,6 +41,7 @@ class Outcome:
 
 
 Task = Callable[[World], Any]
+_PACKAGE = str(Path(__file__).parents[1])
 _DEATH = "death-of-rank-"
 """Prefix of the files with the stacks of a process that died."""
 
@@ -144,7 +145,7 @@ def _received(pipe: Connection, death: Path) -> Outcome:
 def _died(dump: str) -> str:
     """Return the error of a process that has died, from the stacks of its threads."""
     frames = re.findall(r'File "(.+)", line (\d+)', dump)
-    line = next(((file, int(number)) for file, number in frames if is_script(file)), None)
+    line = next(((file, int(number)) for file, number in frames if _is_users(file)), None)
     if line is None:
         return "the process died"
     return (
@@ -194,9 +195,14 @@ def _run(task: Task, world: World) -> Outcome:
         return Outcome(value=task(world))
     except Exception as error:  # noqa: BLE001 - returned to the caller
         traced = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in traced if is_script(frame.filename)]
+        frames = [frame for frame in traced if _is_users(frame.filename)]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
         return Outcome(error=f"{type(error).__name__}: {error}{at}")
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file is neither a library's nor of this package, which may be an editable install."""
+    return is_script(file) and not file.startswith(_PACKAGE)
 
 
 def _where(frames: Sequence[FrameType]) -> str:
@@ -204,7 +210,7 @@ def _where(frames: Sequence[FrameType]) -> str:
     called = ""
     for frame in frames:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        if is_script(file):
+        if _is_users(file):
             return f"{called}at {file}:{line}: {getline(file, line).strip()}"
         if "/torch/distributed/" in file and frame.f_code.co_name != "wrapper":
             called = f"in {frame.f_code.co_name} "
