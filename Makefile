@@ -141,7 +141,7 @@ oldest:
 	.ci/oldest
 
 newest:
-	.ci/newest
+	PYTHON=$(PYTHON) .ci/newest
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
