@@ -28,7 +28,7 @@ from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.ranks.world.process_group import adopt
 from samestep.verify.model_parallel import Parts
-from samestep.verify.observers.check import Observer, after, on_first_gradient
+from samestep.verify.observers.check import Observer, after, on_first_gradient, with_forked_workers
 from samestep.verify.observers.loss_graphs import loss_divisors
 from samestep.verify.rank_features import compresses, normalizes_alone
 from samestep.verify.run_length import RunLength
@@ -470,7 +470,7 @@ class Probe(Listener):
         source = id(loader._index_sampler)  # noqa: SLF001 - as in `_next_batch`
         self._orders[source] = {}
         with self._reads(source):
-            return original(loader)
+            return with_forked_workers(original, loader)
 
     @contextmanager
     def _reads(self, source: int) -> Iterator[None]:

@@ -4,6 +4,7 @@ Checks compare tensors over time without a copy of them. A tensor whose memory c
 library's subclass, is unequal to itself and not zero: then no check has a reason for a note.
 """
 
+import multiprocessing
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,21 @@ from samestep.hooks.registry import Hook, Make, attached_all, wrapping
 from samestep.hooks.tensor_tree import leaves
 from samestep.hooks.training_events import Listener, subscribed
 from samestep.verify.trace import Note, Place
+
+
+def with_forked_workers(original: Callable[[Any], Any], loader: Any) -> Any:
+    """Begin a pass over a loader whose worker processes are forked, so that they have the hooks of this one.
+
+    Since Python 3.14 those of a loader that does not say how they start are not.
+    """
+    usual = loader.num_workers > 0 and loader.multiprocessing_context is None
+    if not usual or multiprocessing.get_start_method() == "fork":
+        return original(loader)
+    loader.multiprocessing_context = "fork"
+    try:
+        return original(loader)
+    finally:
+        loader.multiprocessing_context = None
 
 
 class Observer(Listener):

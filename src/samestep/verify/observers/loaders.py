@@ -4,7 +4,6 @@ Such a loader delivers one sample of each batch, and drops the others while it c
 """
 
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -27,9 +26,9 @@ from torch.utils.data import DistributedSampler, get_worker_info
 from samestep.base.units import counted
 from samestep.hooks import declarations
 from samestep.hooks.object_graph import Parts, stored_in, walk
-from samestep.hooks.registry import Hook, Make, attach, wrapping
+from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place, is_script
-from samestep.verify.observers.check import Check, in_words
+from samestep.verify.observers.check import Check, in_words, with_forked_workers
 from samestep.verify.trace import Note, Place
 
 _LEAST_STATES = 3
@@ -41,22 +40,28 @@ _OF_PROCESS = ("Python", "NumPy", "torch")
 Generators: TypeAlias = dict[str, Any]
 
 
-class _WorkerStates:
-    """Sends the states of the generators that a worker of a loader draws from.
+class LoaderGenerators(Check):
+    """Compares the states of generators between the workers of a loader.
 
-    Args:
-        pipe: file descriptor of the pipe to the script's process.
+    The loader seeds the generators of each worker process apart, but every worker has the same copy of one
+    that the data set or the script has made. Each worker writes the states to a pipe. Streams of samples
+    (`IterableDataset`) are not inspected: their workers may draw alike to split one order among them.
     """
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
         self._states: dict[str, list[int]] = defaultdict(list)
         """The states of each generator of this worker, without repetitions."""
         self._fetches = 0
 
     def hooks(self) -> Mapping[Hook, Make]:
-        """Return the hook on what a worker fetches."""
-        return {declarations.NOTED_FETCH: wrapping(self._fetch)}
+        """See `Check.hooks`."""
+        return {
+            declarations.NOTED_FETCH: wrapping(self._fetch),
+            declarations.EPOCH_BEGIN: wrapping(with_forked_workers),
+        }
 
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         worker = get_worker_info()
@@ -86,55 +91,7 @@ class _WorkerStates:
         loader = worker.seed - worker.id
         line = [loader, name, self._states[name], worker.id, _place_of(dataset)]
         with suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._pipe, json.dumps(line).encode() + b"\n")
-
-
-@dataclass(frozen=True, slots=True)
-class _SpawnedWorker:
-    """Begins a worker process that has not been forked, and so has none of the script's hooks.
-
-    The start of a process pickles it.
-    """
-
-    pipe: str  # the path of the pipe to the script's process
-    begin: Callable[[int], None] | None  # the script's own `worker_init_fn`
-
-    def __call__(self, number: int) -> None:
-        states = _WorkerStates(os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK))
-        for hook, make in states.hooks().items():
-            attach(hook, make)
-        if self.begin is not None:
-            self.begin(number)
-
-
-class LoaderGenerators(Check):
-    """Compares the states of generators between the workers of a loader.
-
-    The loader seeds the generators of each worker process apart, but every worker has the same copy of one
-    that the data set or the script has made. Each worker writes the states to a pipe. Streams of samples
-    (`IterableDataset`) are not inspected: their workers may draw alike to split one order among them.
-    """
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-        self._of_forked_workers = _WorkerStates(self._writer)
-
-    def hooks(self) -> Mapping[Hook, Make]:
-        """See `Check.hooks`."""
-        return {**self._of_forked_workers.hooks(), declarations.EPOCH_BEGIN: wrapping(self._begin)}
-
-    def _begin(self, original: Callable[[Any], Any], loader: Any) -> Any:
-        context = loader.multiprocessing_context or multiprocessing
-        if not loader.num_workers or context.get_start_method() == "fork":
-            return original(loader)
-        begin = loader.worker_init_fn
-        loader.worker_init_fn = _SpawnedWorker(f"/proc/{os.getpid()}/fd/{self._writer}", begin)
-        try:
-            return original(loader)
-        finally:
-            loader.worker_init_fn = begin
+            os.write(self._writer, json.dumps(line).encode() + b"\n")
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""

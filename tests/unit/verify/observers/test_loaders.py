@@ -1,5 +1,6 @@
 """Workers of a loader that draw alike, and epochs of one order, are noted."""
 
+import multiprocessing
 import random
 from linecache import getline
 
@@ -140,10 +141,10 @@ def test_equal_random_numbers_are_noted(data, options):
     assert codes_of(data(), **options) == {"loader-workers-draw-same"}
 
 
-def test_workers_that_are_not_forked_are_compared():
-    """They have no hook of the script's process; so it is with each loader since Python 3.14."""
-    options = {"worker_init_fn": seeded_equally, "multiprocessing_context": fork_server()}
-    assert codes_of(Data(of_process), **options) == {"loader-workers-draw-same"}
+def test_workers_are_compared_where_python_does_not_fork(monkeypatch):
+    """Only this finds that workers have no hook of the script's process, as by default since Python 3.14."""
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", fork_server())
+    assert codes_of(Data(of_process), worker_init_fn=seeded_equally) == {"loader-workers-draw-same"}
 
 
 @pytest.mark.parametrize(
