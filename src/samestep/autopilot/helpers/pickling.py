@@ -172,7 +172,7 @@ def _operators(qualified: str) -> Any:
 
 
 class _Lost:
-    """What a reference to an object refers to that does not exist any more."""
+    """An object that is gone, for weak references to it."""
 
 
 def _weak_reference(value: Any) -> weakref.ref[Any]:
@@ -181,15 +181,15 @@ def _weak_reference(value: Any) -> weakref.ref[Any]:
 
 
 _OF_KIND: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
-    cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # has a lock before 3.12
-    weakref.ref: lambda found: (_weak_reference, (found(),)),
-    weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
-    weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
-    torch.memory_format: lambda found: (getattr, (torch, str(found).removeprefix("torch."))),
-    torch.finfo: lambda found: (torch.finfo, (getattr(torch, found.dtype),)),
-    torch.iinfo: lambda found: (torch.iinfo, (getattr(torch, found.dtype),)),
-    torch._ops.OpOverloadPacket: lambda found: (_operators, (found._qualified_op_name,)),  # noqa: SLF001
-    torch._ops.OpOverload: lambda found: (getattr, (found.overloadpacket, found._overloadname)),  # noqa: SLF001
+    cached_property: lambda value: (_cached_property, (value.func, value.attrname)),  # has a lock before 3.12
+    weakref.ref: lambda value: (_weak_reference, (value(),)),
+    weakref.WeakKeyDictionary: lambda value: (weakref.WeakKeyDictionary, (dict(value),)),
+    weakref.WeakValueDictionary: lambda value: (weakref.WeakValueDictionary, (dict(value),)),
+    torch.memory_format: lambda value: (getattr, (torch, str(value).removeprefix("torch."))),
+    torch.finfo: lambda value: (torch.finfo, (getattr(torch, value.dtype),)),
+    torch.iinfo: lambda value: (torch.iinfo, (getattr(torch, value.dtype),)),
+    torch._ops.OpOverloadPacket: lambda value: (_operators, (value._qualified_op_name,)),  # noqa: SLF001
+    torch._ops.OpOverload: lambda value: (getattr, (value.overloadpacket, value._overloadname)),  # noqa: SLF001
 }
 """How to make what neither pickle nor cloudpickle can."""
 

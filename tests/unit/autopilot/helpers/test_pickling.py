@@ -60,7 +60,7 @@ def test_annotations_of_optional_arguments_are_pickled():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations fail where they stand")
-def test_a_function_whose_annotations_fail_is_pickled_with_their_text():
+def test_annotations_that_fail_are_pickled_as_text():
     """Only this finds that a forward with a type that only type checkers import keeps its calls unsplit."""
     names = {"__name__": "__main__", "offset": 2}
     exec("def add(value: Missing, *, times: int = 3) -> Missing: return value * times + offset", names)
