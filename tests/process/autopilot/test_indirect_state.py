@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.once_script import script_with_helpers
+from support import factors
 from support.script_runner import ALL_SPLIT
 
 FACTOR = 1.0
@@ -174,6 +175,85 @@ class Parent(nn.Module):
         return self.child(x)
 
 
+class OfOtherFile(Scaled):
+    """Calls a function of another file, which reads a third one."""
+
+    def forward(self, x):
+        return factors.operations.scaled(self.linear(x))
+
+
+class OfTwoFiles(Scaled):
+    """Reads variables of two files that have the same name."""
+
+    def forward(self, x):
+        return self.linear(x) * FACTOR * factors.settings.FACTOR
+
+
+class Wide:
+    """Has many attributes."""
+
+    vars().update({f"factor{place}": FACTOR for place in range(100)})
+
+
+class OfWide(Scaled):
+    """Reads an attribute of a class with many."""
+
+    def forward(self, x):
+        return self.linear(x) * Wide.factor7
+
+
+class Nested(Scaled):
+    """Reads a number that is deep in dicts, or in a long list."""
+
+    def forward(self, x):
+        scale = self.scale
+        while isinstance(scale, dict):
+            scale = scale["inner"]
+        return self.linear(x) * scale[0]
+
+
+class Described:
+    """Computes an attribute from a global."""
+
+    def __get__(self, owner, kind=None):
+        return FACTOR
+
+
+class WithDescribed(nn.Module):
+    factor = Described()
+
+
+class ByDescribed(Scaled):
+    def forward(self, x):
+        return self.linear(x) * self.scale.factor
+
+
+def nested(depth):
+    scale = [1.0]
+    for _ in range(depth):
+        scale = {"inner": scale}
+    return scale
+
+
+def in_nested(model, factor):
+    scale = model.scale
+    while isinstance(scale, dict):
+        scale = scale["inner"]
+    count = len(scale)
+    scale.clear()
+    scale.extend(factor * 1.0 for _ in range(count))  # at the addresses of the former numbers
+
+
+def in_settings(model, factor):
+    del model
+    factors.settings.FACTOR = factor
+
+
+def in_wide(model, factor):
+    del model
+    Wide.factor7 = factor
+
+
 def by_name(model, factor):
     del model
     global FACTOR
@@ -235,6 +315,13 @@ CASES = {
     "environment": lambda: (Scaled(FromEnvironment()), in_environment),
     "method that is replaced": lambda: (Scaled(Patched()), in_method),
     "weak key": lambda: (Keyed(), in_dict),
+    "function of another file": lambda: (OfOtherFile(None), in_settings),
+    "name of two files": lambda: (OfTwoFiles(None), by_name),
+    "the same name of the other": lambda: (OfTwoFiles(None), in_settings),
+    "class with many attributes": lambda: (OfWide(None), in_wide),
+    "deep dict": lambda: (Nested(nested(12)), in_nested),
+    "long list": lambda: (Nested([1.0 * (place + 1) / (place + 1) for place in range(100)]), in_nested),
+    "descriptor": lambda: (ByDescribed(WithDescribed()), by_name),
     "weak reference": lambda: (Parent(), in_parent),
 }
 
@@ -243,7 +330,7 @@ def trained(_, case, helpers):
     """Return the loss of each step, and the lines of the account."""
     global CALLS
     CALLS = 0
-    for change in (by_name, in_class, in_environment, in_method):
+    for change in (by_name, in_class, in_environment, in_method, in_settings, in_wide):
         change(None, 1.0)
     torch.manual_seed(0)
     x = torch.randn(6, 3, dtype=torch.float64)

@@ -56,7 +56,7 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
-_DEPTH = 8
+_DEPTH = 100
 """The depth to which containers and objects are followed: a guess."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
@@ -112,14 +112,19 @@ class MirrorState:
 
 
 def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
-    """Add the state of a generator, container or array that a module reaches, or a deep value."""
+    """Add the state of a generator, container or array that a module reaches, or a deep value.
+
+    Raises:
+        MirrorError: the walk has ended at it, or it cannot be compared.
+    """
+    if key[1].count(".") >= _DEPTH:
+        raise MirrorError(f"it reads values that are nested deeper than {_DEPTH}")
     if isinstance(value, PLAIN):
-        if key[1].count(".") < _DEPTH:
-            values[key] = value
+        values[key] = value
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = tuple(map(id, _flat_elements(value)))
+        values[key] = [part if isinstance(part, PLAIN) else id(part) for part in _flat_elements(value)]
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):

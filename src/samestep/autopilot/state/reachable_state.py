@@ -82,7 +82,7 @@ def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]
 
 def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     """Yield the attributes of modules, and what their classes refer to."""
-    kinds: set[Any] = set()
+    kinds: dict[Any, None] = {}  # in the order of the modules, which all processes have
     torchs_kinds: set[Any] = set()
     for place, part in enumerate(parts):
         kind = type(part)
@@ -91,33 +91,44 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
             if "forward" in vars(part):  # the script has replaced that of one layer
                 yield (place, "forward"), vars(part)["forward"]
             continue
-        kinds.add(kind)
+        kinds[kind] = None
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
                 yield (place, key), value
+    known: set[tuple[int, str]] = set()
     for kind in kinds:
-        yield from (((-1, name), value) for name, value in _shared_by(kind))
+        for owner, name, value in _shared_by(kind):
+            if (owner, name) not in known:
+                known.add((owner, name))
+                yield (-1, name), value
 
 
-def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the functions of a class read, and its own attributes."""
+def _shared_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
+    """Yield what the functions of a class read, and its own attributes, each after the id of its owner."""
     yield from _read_by(kind)
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
-                yield f"{owner.__name__}.{name}", value
+                yield id(owner), f"{owner.__name__}.{name}", value
 
 
-def _read_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the functions of a class read besides its fields: the environment, globals, closures."""
+def _read_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
+    """Yield what the functions of a class read besides its fields: the environment, globals, closures.
+
+    Each is after the id of what has it, such as the globals of one of several files.
+    """
     if _reads_environment(kind):
-        yield "environment", str(sorted(env.snapshot().items()))
+        yield 0, "environment", str(sorted(env.snapshot().items()))
     for names, name in globals_of_class(kind):
         if name in names:
-            yield name, names[name]
+            yield id(names), name, names[name]
     for function in _code_of(kind):
         if _keeps_values(function):
-            yield f"{function.__qualname__}()", function
+            yield id(function), f"{function.__qualname__}()", function
+
+
+def _parts_read_by(kind: Any) -> Parts:
+    return [(name, value) for _, name, value in _read_by(kind)]
 
 
 def _keeps_values(function: FunctionType) -> bool:
@@ -160,12 +171,25 @@ def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
 
 
 def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
-    names = function.__globals__
     return [
-        (names, name)
-        for name in _names_in(function.__code__)
-        if not isinstance(names.get(name), FunctionType)
+        (names, name) for names, name in _named(function) if not isinstance(names.get(name), FunctionType)
     ]
+
+
+def _named(function: FunctionType) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the globals that a function refers to, and those of other files, such as ``config.rate``."""
+    waiting = [(function.__globals__, name) for name in _names_in(function.__code__)]
+    seen: set[tuple[int, str]] = set()
+    while waiting:
+        names, name = waiting.pop()
+        if (id(names), name) in seen:
+            continue
+        seen.add((id(names), name))
+        yield names, name
+        value = names.get(name)
+        if isinstance(value, ModuleType) and _is_of_script(value):
+            known = vars(value)
+            waiting += [(known, part) for part in _attributes_in(function.__code__) if part in known]
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -229,7 +253,7 @@ def _parts(value: Any) -> Parts:
         attributes = [(name, part) for name, part in [*vars(value).items()] if name not in MODULE_ATTRIBUTES]
         registered = (value._parameters, value._buffers, value._modules)  # noqa: SLF001
         attributes += [pair for parts in registered for pair in [*parts.items()]]
-        return [("training", value.training), *attributes, *_read_by(type(value))]
+        return [("training", value.training), *attributes, *_parts_read_by(type(value))]
     if isinstance(value, type):
         return _parts_of_class(value)
     parts = stored_in(value) if is_record(value) or isinstance(value, MappingProxyType) else []
@@ -245,8 +269,8 @@ def _parts_of_class(kind: Any) -> Parts:
         for owner in kind.__mro__[:-1]  # without `object`
         for name, field in shared_fields(owner).items()
     ]
-    if scripts_classes(kind) or _is_of_script(kind):
-        parts += _read_by(kind)
+    if scripts_classes(kind):
+        parts += _parts_read_by(kind)
         classes = [("metaclass", type(kind)), *vars(kind).items()]  # and those defined inside of it
         parts += [(name, field) for name, field in classes if isinstance(field, type) and field is not type]
     if issubclass(kind, Function):  # its backward is called, too
@@ -260,12 +284,11 @@ def shared_fields(value: Any) -> dict[str, Any]:
     if is_model or not _is_of_script(value):
         return {}
     excluded = (*CALLABLE, type, ModuleType)
-    fields = {
+    return {
         name: field
         for name, field in list(vars(value).items())
         if not name.startswith("__") and not isinstance(field, excluded)
     }
-    return fields if len(fields) <= _MOST_KEYS else {}
 
 
 def _is_of_script(value: Any) -> bool:
@@ -285,7 +308,7 @@ def is_record(value: Any) -> bool:
     if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
     kind: Any = type(value)
-    return bool(_is_of_users(kind)) or _is_of_script(kind)
+    return bool(_is_of_users(kind))
 
 
 @lru_cache(maxsize=256)
@@ -295,8 +318,8 @@ def _reads_environment(kind: Any) -> bool:
 
 @cache
 def _is_of_users(kind: Any) -> bool:
-    """Return whether a class has user-defined functions."""
-    return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
+    """Return whether a class is user-defined, by its file or by a function that it has."""
+    return _is_of_script(kind) or any(True for value in [*vars(kind).values()] for _ in functions_in(value))
 
 
 def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -372,10 +395,8 @@ def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
     variables: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     for function in _code_of(kind):
-        names = function.__globals__
-        for name in _names_in(function.__code__):
-            if not isinstance(names.get(name), FunctionType):
-                variables[id(names), name] = names, name
+        for names, name in _named_in(function):
+            variables[id(names), name] = names, name
     return tuple(variables.values())
 
 
@@ -394,7 +415,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         if function.__code__ in functions_by_code:
             continue
         functions_by_code[function.__code__] = function
-        called = (function.__globals__.get(name) for name in _names_in(function.__code__))
+        called = (names.get(name) for names, name in _named(function))
         functions += [
             function
             for value in called
@@ -423,3 +444,10 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
                 names[step.argval] = None
         waiting += [part for part in inner.co_consts if isinstance(part, CodeType)]
     return tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _attributes_in(code: CodeType) -> tuple[str, ...]:
+    """Return the attributes that a function's code names, with those of the functions defined in it."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return (*code.co_names, *chain.from_iterable(map(_attributes_in, inner)))
