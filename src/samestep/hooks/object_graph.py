@@ -19,7 +19,7 @@ from itertools import chain
 from types import BuiltinMethodType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from samestep.hooks.raw_containers import base_of, elements, fields_of, items
+from samestep.hooks.raw_containers import base_of, elements, fields_of, items, setting_of
 
 Key: TypeAlias = tuple[int, str]
 """The number of a root, such as a module, and the name of a value that it refers to."""
@@ -91,6 +91,7 @@ def stored_in(value: Any, *, most: float = float("inf")) -> Parts:
         parts = _contents(value, base) if base.__len__(value) <= most else []
         if kind is base:
             return parts
+        parts += [] if (setting := setting_of(value)) is None else [("<setting>", setting)]
     elif issubclass(kind, partial):
         reduced: Any = partial.__reduce__(value)
         function, arguments, named, _ = reduced[2]

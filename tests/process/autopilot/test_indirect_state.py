@@ -7,7 +7,8 @@ the old one.
 import os
 import warnings
 import weakref
-from functools import cached_property, singledispatch
+from collections import defaultdict
+from functools import cached_property, partialmethod, singledispatch
 
 import pytest
 import torch
@@ -212,6 +213,47 @@ class Nested(Scaled):
         return self.linear(x) * scale[0]
 
 
+def scaled_by(model, x, factor):
+    return model.linear(x) * FACTOR * factor
+
+
+class PartialMethod(Scaled):
+    """Is called by a method with some of its arguments."""
+
+    forward = partialmethod(scaled_by, factor=1.0)
+
+
+class ByDefault(Scaled):
+    """Reads the default of a dict."""
+
+    def forward(self, x):
+        return self.linear(x) * self.scale.default_factory()
+
+
+def count_deep(model, x):
+    model.scale["inner"]["inner"]["inner"]["inner"]["inner"].append(1)
+    return x * len(model.scale["inner"]["inner"]["inner"]["inner"]["inner"])
+
+
+class CountingDeep(Scaled):
+    """Changes a list that is deep in dicts."""
+
+    def forward(self, x):
+        return count_deep(self, self.linear(x))
+
+
+class CountingFunction(Scaled):
+    """Calls a function that counts its calls in an attribute of its own."""
+
+    def forward(self, x):
+        return counting(self.linear(x))
+
+
+def counting(x):
+    counting.calls += 1
+    return x * counting.calls
+
+
 class Described:
     """Computes an attribute from a global."""
 
@@ -322,6 +364,10 @@ CASES = {
     "deep dict": lambda: (Nested(nested(12)), in_nested),
     "long list": lambda: (Nested([1.0 * (place + 1) / (place + 1) for place in range(100)]), in_nested),
     "descriptor": lambda: (ByDescribed(WithDescribed()), by_name),
+    "partial method": lambda: (PartialMethod(None), by_name),
+    "default of a dict": lambda: (ByDefault(defaultdict(lambda: FACTOR)), by_name),
+    "deep counter": lambda: (CountingDeep(nested(5)), nowhere),
+    "attribute of a function": lambda: (CountingFunction(None), nowhere),
     "weak reference": lambda: (Parent(), in_parent),
 }
 
@@ -329,7 +375,7 @@ CASES = {
 def trained(_, case, helpers):
     """Return the loss of each step, and the lines of the account."""
     global CALLS
-    CALLS = 0
+    CALLS = counting.calls = 0
     for change in (by_name, in_class, in_environment, in_method, in_settings, in_wide):
         change(None, 1.0)
     torch.manual_seed(0)

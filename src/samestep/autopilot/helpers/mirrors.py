@@ -36,6 +36,7 @@ from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     CALLABLE,
+    DEEPEST,
     PLAIN,
     called_by,
     forget_classes,
@@ -56,8 +57,6 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
-_DEPTH = 100
-"""The depth to which containers and objects are followed: a guess."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
 
@@ -102,7 +101,7 @@ class MirrorState:
                 objects += part._buffers.values()  # noqa: SLF001
                 for name in part._buffers:  # noqa: SLF001 - their numbers go with each call
                     values.pop((place, name), None)
-        for key, value in reached(module, _DEPTH):
+        for key, value in reached(module, DEEPEST):
             if not isinstance(value, PLAIN):
                 objects.append(value)
             _add_reached(key, value, values)
@@ -117,8 +116,8 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     Raises:
         MirrorError: the walk has ended at it, or it cannot be compared.
     """
-    if key[1].count(".") >= _DEPTH:
-        raise MirrorError(f"it reads values that are nested deeper than {_DEPTH}")
+    if key[1].count(".") >= DEEPEST:
+        raise MirrorError(f"it reads values that are nested deeper than {DEEPEST}")
     if isinstance(value, PLAIN):
         values[key] = value
     elif is_generator(value):

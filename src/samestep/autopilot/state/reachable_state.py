@@ -20,7 +20,7 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from itertools import chain
 from types import (
     BuiltinFunctionType,
@@ -45,8 +45,10 @@ from samestep.hooks.raw_containers import base_of
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
-"""Depth to which values are followed, and parts of each that are read: guesses, since each call reads
-them."""
+"""Depth to which guards are looked for, and parts of each value that are read: guesses, since each call
+reads them."""
+DEEPEST = 100
+"""The depth to which what calls read or change is followed; values that are nested deeper are not split."""
 COMPILED = "_torchdynamo_orig_callable"
 """The attribute that marks a compiled function, and has what it was made from."""
 _RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
@@ -132,10 +134,10 @@ def _parts_read_by(kind: Any) -> Parts:
 
 
 def _keeps_values(function: FunctionType) -> bool:
-    """Return whether a function has variables of an enclosing function, or defaults that may change."""
+    """Return whether a function has variables of an enclosing function, attributes, or changing defaults."""
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     variables = set(function.__code__.co_freevars) - {"__class__"}
-    return bool(variables) or not all(isinstance(value, PLAIN) for value in defaults)
+    return bool(variables or function.__dict__) or not all(isinstance(value, PLAIN) for value in defaults)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -208,8 +210,10 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             waiting.append(candidate.__func__)
         elif isinstance(candidate, property):
             waiting += [part for part in (candidate.fget, candidate.fset) if part is not None]
-        elif isinstance(candidate, partial):
+        elif isinstance(candidate, (partial, partialmethod, cached_property)):
             waiting.append(candidate.func)
+        elif isinstance(candidate, singledispatchmethod):
+            waiting.append(candidate.dispatcher)
         elif isinstance(candidate, CACHED):
             waiting.append(candidate.__wrapped__)
 
