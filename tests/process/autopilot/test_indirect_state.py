@@ -254,6 +254,46 @@ def counting(x):
     return x * counting.calls
 
 
+class ByType(Scaled):
+    """Branches on whether its factor is a flag."""
+
+    def forward(self, x):
+        return self.linear(x) * (2 if self.scale is True else 1)
+
+
+def to_flag(model, factor):
+    del factor
+    model.scale = True
+
+
+class Record(dict):
+    """A dict whose items are its attributes."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class OfRecord(Scaled):
+    def forward(self, x):
+        return self.linear(x) * self.scale.factor
+
+
+class OfPairs(Scaled):
+    """Reads a long table of pairs."""
+
+    def forward(self, x):
+        return self.linear(x) * self.scale[0][1]
+
+
+def in_record(model, factor):
+    model.scale.factor = factor
+
+
+def in_pairs(model, factor):
+    model.scale[0] = (0, factor)
+
+
 class Described:
     """Computes an attribute from a global."""
 
@@ -368,6 +408,9 @@ CASES = {
     "default of a dict": lambda: (ByDefault(defaultdict(lambda: FACTOR)), by_name),
     "deep counter": lambda: (CountingDeep(nested(5)), nowhere),
     "attribute of a function": lambda: (CountingFunction(None), nowhere),
+    "number that becomes a flag": lambda: (ByType(1), to_flag),
+    "dict of attributes": lambda: (OfRecord(Record(factor=1.0)), in_record),
+    "long list of pairs": lambda: (OfPairs([(0, 1.0)] * 100), in_pairs),
     "weak reference": lambda: (Parent(), in_parent),
 }
 

@@ -17,6 +17,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -123,7 +124,7 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = [part if isinstance(part, PLAIN) else id(part) for part in _flat_elements(value)]
+        values[key] = [part if _is_fixed(part) else id(part) for part in _flat_elements(value)]
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):
@@ -160,9 +161,17 @@ def _flat_elements(values: Any) -> list[Any]:
         MirrorError: they have parts of their own, which may change.
     """
     parts = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
-    if any(base_of(part) or isinstance(part, (np.ndarray, Tensor)) or is_record(part) for part in parts):
+    if any(
+        (base_of(part) and not _is_fixed(part)) or isinstance(part, (np.ndarray, Tensor)) or is_record(part)
+        for part in parts
+    ):
         raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
     return parts
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a value is a number or a text, or a tuple of these: it cannot change."""
+    return isinstance(value, PLAIN) or (type(value) is tuple and all(map(_is_fixed, value)))
 
 
 def _digest(values: Any) -> str:
@@ -347,6 +356,8 @@ class MirroredModule:
             len(state.objects) == len(self.objects)
             and all(map(_refers, self.objects, state.objects))
             and state.values == self.values_beside
+            # 1 equals True
+            and all(map(is_, map(type, state.values.values()), map(type, self.values_beside.values())))
         )
 
     def note_written(self) -> None:
