@@ -8,7 +8,9 @@ import os
 import warnings
 import weakref
 from collections import defaultdict
+from configparser import ConfigParser
 from functools import cached_property, partialmethod, singledispatch
+from threading import Lock
 
 import pytest
 import torch
@@ -294,6 +296,39 @@ def in_pairs(model, factor):
     model.scale[0] = (0, factor)
 
 
+class Locked:
+    """Is used by several threads."""
+
+    def __init__(self):
+        self.lock = Lock()
+        self.factor = FACTOR
+
+    def __call__(self, x):
+        with self.lock:
+            return x * self.factor
+
+
+def in_locked(model, factor):
+    model.scale.factor = factor
+
+
+class Configured(Scaled):
+    """Reads a container that a library has written in Python."""
+
+    def forward(self, x):
+        return self.linear(x) * float(self.scale["scale"]["factor"])
+
+
+def configuration():
+    parser = ConfigParser()
+    parser["scale"] = {"factor": "1.0"}
+    return parser
+
+
+def in_configuration(model, factor):
+    model.scale["scale"]["factor"] = str(factor)
+
+
 class Described:
     """Computes an attribute from a global."""
 
@@ -411,6 +446,8 @@ CASES = {
     "number that becomes a flag": lambda: (ByType(1), to_flag),
     "dict of attributes": lambda: (OfRecord(Record(factor=1.0)), in_record),
     "long list of pairs": lambda: (OfPairs([(0, 1.0)] * 100), in_pairs),
+    "object with a lock": lambda: (Scaled(Locked()), in_locked),
+    "configuration": lambda: (Configured(configuration()), in_configuration),
     "weak reference": lambda: (Parent(), in_parent),
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from io import BytesIO
+from threading import Lock, RLock
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -182,6 +183,8 @@ def _weak_reference(value: Any) -> weakref.ref[Any]:
 
 _OF_KIND: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # has a lock before 3.12
+    type(Lock()): lambda _: (Lock, ()),
+    type(RLock()): lambda _: (RLock, ()),
     weakref.ref: lambda found: (_weak_reference, (found(),)),
     weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
     weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),

@@ -16,8 +16,8 @@ globals that their functions refer to::
 import dis
 import sys
 from argparse import Namespace
-from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
@@ -51,7 +51,7 @@ DEEPEST = 100
 """The depth to which what calls read or change is followed; values that are nested deeper are not split."""
 COMPILED = "_torchdynamo_orig_callable"
 """The attribute that marks a compiled function, and has what it was made from."""
-_RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
+_RECORDS = (Namespace, SimpleNamespace)  # of Python's own classes
 CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 CACHED: Any = type(lru_cache(len))
 """The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
@@ -306,13 +306,21 @@ def _is_of_script(value: Any) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
+    """Return whether a value is a plain object whose fields are inspected.
+
+    Its class is user-defined, or a container that a library has written in Python, such as a configuration.
+    """
     if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *CALLABLE)):
         return False
     if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
     kind: Any = type(value)
-    return bool(_is_of_users(kind))
+    return bool(_is_of_users(kind) or _is_written_container(kind))
+
+
+@cache
+def _is_written_container(kind: Any) -> bool:
+    return kind not in WEAK and any(base in (MutableMapping, MutableSequence) for base in kind.__mro__)
 
 
 @lru_cache(maxsize=256)
