@@ -19,7 +19,7 @@ from itertools import chain
 from types import BuiltinMethodType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from samestep.hooks.raw_containers import base_of, elements, fields_of, items
+from samestep.hooks.raw_containers import base_of, elements, fields_of, items, setting_of
 
 Key: TypeAlias = tuple[int, str]
 """The number of a root, such as a module, and the name of a value that it refers to."""
@@ -39,7 +39,8 @@ def walk(
 ) -> Iterator[tuple[Key, Any]]:
     """Yield each root and what it refers to, with keys, such as ``(0, "config.rate")`` for a part of a root.
 
-    A value that is reached again is yielded with its other key, but not its parts.
+    A value that is reached again is yielded with its other key, but not its parts. Keys are distinct: the
+    globals ``rate`` of two files are ``rate`` and ``rate (2)``.
 
     Args:
         roots: the first values.
@@ -47,7 +48,15 @@ def walk(
         depth: the number of steps from a root to the deepest part.
         known: the ids of values whose parts are not followed.
     """
-    seen = set(known)
+    counts: dict[Key, int] = {}
+    for key, value in _walk(roots, parts_of, depth, set(known)):
+        counts[key] = count = counts.get(key, 0) + 1
+        yield key if count == 1 else (key[0], f"{key[1]} ({count})"), value
+
+
+def _walk(
+    roots: Iterable[tuple[Key, Any]], parts_of: Callable[[Any], Parts], depth: float, seen: set[int]
+) -> Iterator[tuple[Key, Any]]:
     for root, start in roots:
         if issubclass(type(start), _PLAIN):  # most attributes of a module
             yield root, start
@@ -82,6 +91,7 @@ def stored_in(value: Any, *, most: float = float("inf")) -> Parts:
         parts = _contents(value, base) if base.__len__(value) <= most else []
         if kind is base:
             return parts
+        parts += [] if (setting := setting_of(value)) is None else [("<setting>", setting)]
     elif issubclass(kind, partial):
         reduced: Any = partial.__reduce__(value)
         function, arguments, named, _ = reduced[2]

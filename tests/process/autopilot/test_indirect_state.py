@@ -7,13 +7,16 @@ the old one.
 import os
 import warnings
 import weakref
-from functools import cached_property, singledispatch
+from collections import defaultdict
+from configparser import ConfigParser
+from functools import cached_property, partialmethod, singledispatch
 
 import pytest
 import torch
 from torch import nn
 
 from samestep.autopilot.once_script import script_with_helpers
+from support import factors
 from support.script_runner import ALL_SPLIT
 
 FACTOR = 1.0
@@ -174,6 +177,183 @@ class Parent(nn.Module):
         return self.child(x)
 
 
+class OfOtherFile(Scaled):
+    """Calls a function of another file, which reads a third one."""
+
+    def forward(self, x):
+        return factors.operations.scaled(self.linear(x))
+
+
+class OfTwoFiles(Scaled):
+    """Reads variables of two files that have the same name."""
+
+    def forward(self, x):
+        return self.linear(x) * FACTOR * factors.settings.FACTOR
+
+
+class Wide:
+    """Has many attributes."""
+
+    vars().update({f"factor{place}": FACTOR for place in range(100)})
+
+
+class OfWide(Scaled):
+    """Reads an attribute of a class with many."""
+
+    def forward(self, x):
+        return self.linear(x) * Wide.factor7
+
+
+class Nested(Scaled):
+    """Reads a number that is deep in dicts, or in a long list."""
+
+    def forward(self, x):
+        scale = self.scale
+        while isinstance(scale, dict):
+            scale = scale["inner"]
+        return self.linear(x) * scale[0]
+
+
+def scaled_by(model, x, factor):
+    return model.linear(x) * FACTOR * factor
+
+
+class PartialMethod(Scaled):
+    """Is called by a method with some of its arguments."""
+
+    forward = partialmethod(scaled_by, factor=1.0)
+
+
+class ByDefault(Scaled):
+    """Reads the default of a dict."""
+
+    def forward(self, x):
+        return self.linear(x) * self.scale.default_factory()
+
+
+def count_deep(model, x):
+    model.scale["inner"]["inner"]["inner"]["inner"]["inner"].append(1)
+    return x * len(model.scale["inner"]["inner"]["inner"]["inner"]["inner"])
+
+
+class CountingDeep(Scaled):
+    """Changes a list that is deep in dicts."""
+
+    def forward(self, x):
+        return count_deep(self, self.linear(x))
+
+
+class CountingFunction(Scaled):
+    """Calls a function that counts its calls in an attribute of its own."""
+
+    def forward(self, x):
+        return counting(self.linear(x))
+
+
+def counting(x):
+    counting.calls += 1
+    return x * counting.calls
+
+
+class ByType(Scaled):
+    """Branches on whether its factor is a flag."""
+
+    def forward(self, x):
+        return self.linear(x) * (2 if self.scale is True else 1)
+
+
+def to_flag(model, factor):
+    del factor
+    model.scale = True
+
+
+class Record(dict):
+    """A dict whose items are its attributes."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class OfRecord(Scaled):
+    def forward(self, x):
+        return self.linear(x) * self.scale.factor
+
+
+class OfPairs(Scaled):
+    """Reads a long table of pairs."""
+
+    def forward(self, x):
+        return self.linear(x) * self.scale[0][1]
+
+
+def in_record(model, factor):
+    model.scale.factor = factor
+
+
+def in_pairs(model, factor):
+    model.scale[0] = (0, factor)
+
+
+class Configured(Scaled):
+    """Reads a container that a library has written in Python."""
+
+    def forward(self, x):
+        return self.linear(x) * float(self.scale["scale"]["factor"])
+
+
+def configuration():
+    parser = ConfigParser()
+    parser["scale"] = {"factor": "1.0"}
+    return parser
+
+
+def in_configuration(model, factor):
+    model.scale["scale"]["factor"] = str(factor)
+
+
+class Described:
+    """Computes an attribute from a global."""
+
+    def __get__(self, owner, kind=None):
+        return FACTOR
+
+
+class WithDescribed(nn.Module):
+    factor = Described()
+
+
+class ByDescribed(Scaled):
+    def forward(self, x):
+        return self.linear(x) * self.scale.factor
+
+
+def nested(depth):
+    scale = [1.0]
+    for _ in range(depth):
+        scale = {"inner": scale}
+    return scale
+
+
+def in_nested(model, factor):
+    scale = model.scale
+    while isinstance(scale, dict):
+        scale = scale["inner"]
+    count = len(scale)
+    scale.clear()
+    scale.extend(factor * 1.0 for _ in range(count))  # at the addresses of the former numbers
+
+
+def in_settings(model, factor):
+    del model
+    factors.settings.FACTOR = factor
+
+
+def in_wide(model, factor):
+    del model
+    Wide.factor7 = factor
+
+
 def by_name(model, factor):
     del model
     global FACTOR
@@ -235,6 +415,21 @@ CASES = {
     "environment": lambda: (Scaled(FromEnvironment()), in_environment),
     "method that is replaced": lambda: (Scaled(Patched()), in_method),
     "weak key": lambda: (Keyed(), in_dict),
+    "function of another file": lambda: (OfOtherFile(None), in_settings),
+    "name of two files": lambda: (OfTwoFiles(None), by_name),
+    "the same name of the other": lambda: (OfTwoFiles(None), in_settings),
+    "class with many attributes": lambda: (OfWide(None), in_wide),
+    "deep dict": lambda: (Nested(nested(12)), in_nested),
+    "long list": lambda: (Nested([1.0 * (place + 1) / (place + 1) for place in range(100)]), in_nested),
+    "descriptor": lambda: (ByDescribed(WithDescribed()), by_name),
+    "partial method": lambda: (PartialMethod(None), by_name),
+    "default of a dict": lambda: (ByDefault(defaultdict(lambda: FACTOR)), by_name),
+    "deep counter": lambda: (CountingDeep(nested(5)), nowhere),
+    "attribute of a function": lambda: (CountingFunction(None), nowhere),
+    "number that becomes a flag": lambda: (ByType(1), to_flag),
+    "dict of attributes": lambda: (OfRecord(Record(factor=1.0)), in_record),
+    "long list of pairs": lambda: (OfPairs([(0, 1.0)] * 100), in_pairs),
+    "configuration": lambda: (Configured(configuration()), in_configuration),
     "weak reference": lambda: (Parent(), in_parent),
 }
 
@@ -242,8 +437,8 @@ CASES = {
 def trained(_, case, helpers):
     """Return the loss of each step, and the lines of the account."""
     global CALLS
-    CALLS = 0
-    for change in (by_name, in_class, in_environment, in_method):
+    CALLS = counting.calls = 0
+    for change in (by_name, in_class, in_environment, in_method, in_settings, in_wide):
         change(None, 1.0)
     torch.manual_seed(0)
     x = torch.randn(6, 3, dtype=torch.float64)

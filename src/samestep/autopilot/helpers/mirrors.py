@@ -17,6 +17,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -36,6 +37,7 @@ from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     CALLABLE,
+    DEEPEST,
     PLAIN,
     called_by,
     forget_classes,
@@ -56,8 +58,6 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
-_DEPTH = 8
-"""The depth to which containers and objects are followed: a guess."""
 _FEW = 64
 """Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
 
@@ -102,7 +102,7 @@ class MirrorState:
                 objects += part._buffers.values()  # noqa: SLF001
                 for name in part._buffers:  # noqa: SLF001 - their numbers go with each call
                     values.pop((place, name), None)
-        for key, value in reached(module, _DEPTH):
+        for key, value in reached(module, DEEPEST):
             if not isinstance(value, PLAIN):
                 objects.append(value)
             _add_reached(key, value, values)
@@ -112,14 +112,19 @@ class MirrorState:
 
 
 def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
-    """Add the state of a generator, container or array that a module reaches, or a deep value."""
+    """Add the state of a generator, container or array that a module reaches, or a deep value.
+
+    Raises:
+        MirrorError: the walk has ended at it, or it cannot be compared.
+    """
+    if key[1].count(".") >= DEEPEST:
+        raise MirrorError(f"it reads values that are nested deeper than {DEEPEST}")
     if isinstance(value, PLAIN):
-        if key[1].count(".") < _DEPTH:
-            values[key] = value
+        values[key] = value
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = tuple(map(id, _flat_elements(value)))
+        values[key] = [part if _is_fixed(part) else id(part) for part in _flat_elements(value)]
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):
@@ -156,9 +161,17 @@ def _flat_elements(values: Any) -> list[Any]:
         MirrorError: they have parts of their own, which may change.
     """
     parts = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
-    if any(base_of(part) or isinstance(part, (np.ndarray, Tensor)) or is_record(part) for part in parts):
+    if any(
+        (base_of(part) and not _is_fixed(part)) or isinstance(part, (np.ndarray, Tensor)) or is_record(part)
+        for part in parts
+    ):
         raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
     return parts
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a value is a number or a text, or a tuple of these: it cannot change."""
+    return isinstance(value, PLAIN) or (type(value) is tuple and all(map(_is_fixed, value)))
 
 
 def _digest(values: Any) -> str:
@@ -343,6 +356,8 @@ class MirroredModule:
             len(state.objects) == len(self.objects)
             and all(map(_refers, self.objects, state.objects))
             and state.values == self.values_beside
+            # 1 equals True
+            and all(map(is_, map(type, state.values.values()), map(type, self.values_beside.values())))
         )
 
     def note_written(self) -> None:

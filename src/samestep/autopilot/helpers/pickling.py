@@ -197,7 +197,8 @@ _OF_KIND: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
     """Return how to make a container, a module or a proxy; None for those that pickle can make."""
     if base_of(value) in _FILLED and type(value) not in _FILLED and _is_stored_as_base(type(value)):
-        state = contents_of(value), fields_of(value)
+        is_own_fields = getattr(value, "__dict__", None) is value
+        state = contents_of(value), None if is_own_fields else fields_of(value)
         return empty, (type(value), setting_of(value)), state, None, None, _fill
     if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
         return _parametrized, (type(value).__mro__[1], vars(value))
@@ -227,10 +228,13 @@ def _without_fields(kind: type) -> Any:
     return object.__new__(kind)
 
 
-def _fill(container: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
+def _fill(container: Any, state: tuple[Any, Mapping[str, Any] | None]) -> None:
     contents, fields = state
     refill(container, contents)
-    restore_fields(container, fields)
+    if fields is None:  # a dict whose items are its attributes
+        container.__dict__ = container
+    else:
+        restore_fields(container, fields)
 
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:

@@ -16,11 +16,11 @@ globals that their functions refer to::
 import dis
 import sys
 from argparse import Namespace
-from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from itertools import chain
 from types import (
     BuiltinFunctionType,
@@ -45,11 +45,13 @@ from samestep.hooks.raw_containers import base_of
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
 _DEPTH, _MOST_KEYS = 3, 64
-"""Depth to which values are followed, and parts of each that are read: guesses, since each call reads
-them."""
+"""Depth to which guards are looked for, and parts of each value that are read: guesses, since each call
+reads them."""
+DEEPEST = 100
+"""The depth to which what calls read or change is followed; values that are nested deeper are not split."""
 COMPILED = "_torchdynamo_orig_callable"
 """The attribute that marks a compiled function, and has what it was made from."""
-_RECORDS = (Namespace, SimpleNamespace, UserDict, UserList, ChainMap)  # of Python's own classes
+_RECORDS = (Namespace, SimpleNamespace)  # of Python's own classes
 CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, partial)
 CACHED: Any = type(lru_cache(len))
 """The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
@@ -82,7 +84,7 @@ def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]
 
 def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     """Yield the attributes of modules, and what their classes refer to."""
-    kinds: set[Any] = set()
+    kinds: dict[Any, None] = {}  # in the order of the modules, which all processes have
     torchs_kinds: set[Any] = set()
     for place, part in enumerate(parts):
         kind = type(part)
@@ -91,40 +93,51 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
             if "forward" in vars(part):  # the script has replaced that of one layer
                 yield (place, "forward"), vars(part)["forward"]
             continue
-        kinds.add(kind)
+        kinds[kind] = None
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
             if key not in MODULE_ATTRIBUTES:
                 yield (place, key), value
+    known: set[tuple[int, str]] = set()
     for kind in kinds:
-        yield from (((-1, name), value) for name, value in _shared_by(kind))
+        for owner, name, value in _shared_by(kind):
+            if (owner, name) not in known:
+                known.add((owner, name))
+                yield (-1, name), value
 
 
-def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the functions of a class read, and its own attributes."""
+def _shared_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
+    """Yield what the functions of a class read, and its own attributes, each after the id of its owner."""
     yield from _read_by(kind)
     for owner in scripts_classes(kind):
         for name, value in [*vars(owner).items()]:
             if not name.startswith("__"):
-                yield f"{owner.__name__}.{name}", value
+                yield id(owner), f"{owner.__name__}.{name}", value
 
 
-def _read_by(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what the functions of a class read besides its fields: the environment, globals, closures."""
+def _read_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
+    """Yield what the functions of a class read besides its fields: the environment, globals, closures.
+
+    Each is after the id of what has it, such as the globals of one of several files.
+    """
     if _reads_environment(kind):
-        yield "environment", str(sorted(env.snapshot().items()))
+        yield 0, "environment", str(sorted(env.snapshot().items()))
     for names, name in globals_of_class(kind):
         if name in names:
-            yield name, names[name]
+            yield id(names), name, names[name]
     for function in _code_of(kind):
         if _keeps_values(function):
-            yield f"{function.__qualname__}()", function
+            yield id(function), f"{function.__qualname__}()", function
+
+
+def _parts_read_by(kind: Any) -> Parts:
+    return [(name, value) for _, name, value in _read_by(kind)]
 
 
 def _keeps_values(function: FunctionType) -> bool:
-    """Return whether a function has variables of an enclosing function, or defaults that may change."""
+    """Return whether a function has variables of an enclosing function, attributes, or changing defaults."""
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     variables = set(function.__code__.co_freevars) - {"__class__"}
-    return bool(variables) or not all(isinstance(value, PLAIN) for value in defaults)
+    return bool(variables or function.__dict__) or not all(isinstance(value, PLAIN) for value in defaults)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -160,12 +173,25 @@ def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
 
 
 def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
-    names = function.__globals__
     return [
-        (names, name)
-        for name in _names_in(function.__code__)
-        if not isinstance(names.get(name), FunctionType)
+        (names, name) for names, name in _named(function) if not isinstance(names.get(name), FunctionType)
     ]
+
+
+def _named(function: FunctionType) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the globals that a function refers to, and those of other files, such as ``config.rate``."""
+    waiting = [(function.__globals__, name) for name in _names_in(function.__code__)]
+    seen: set[tuple[int, str]] = set()
+    while waiting:
+        names, name = waiting.pop()
+        if (id(names), name) in seen:
+            continue
+        seen.add((id(names), name))
+        yield names, name
+        value = names.get(name)
+        if isinstance(value, ModuleType) and _is_of_script(value):
+            known = vars(value)
+            waiting += [(known, part) for part in _attributes_in(function.__code__) if part in known]
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -184,8 +210,10 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             waiting.append(candidate.__func__)
         elif isinstance(candidate, property):
             waiting += [part for part in (candidate.fget, candidate.fset) if part is not None]
-        elif isinstance(candidate, partial):
+        elif isinstance(candidate, (partial, partialmethod, cached_property)):
             waiting.append(candidate.func)
+        elif isinstance(candidate, singledispatchmethod):
+            waiting.append(candidate.dispatcher)
         elif isinstance(candidate, CACHED):
             waiting.append(candidate.__wrapped__)
 
@@ -229,7 +257,7 @@ def _parts(value: Any) -> Parts:
         attributes = [(name, part) for name, part in [*vars(value).items()] if name not in MODULE_ATTRIBUTES]
         registered = (value._parameters, value._buffers, value._modules)  # noqa: SLF001
         attributes += [pair for parts in registered for pair in [*parts.items()]]
-        return [("training", value.training), *attributes, *_read_by(type(value))]
+        return [("training", value.training), *attributes, *_parts_read_by(type(value))]
     if isinstance(value, type):
         return _parts_of_class(value)
     parts = stored_in(value) if is_record(value) or isinstance(value, MappingProxyType) else []
@@ -245,8 +273,8 @@ def _parts_of_class(kind: Any) -> Parts:
         for owner in kind.__mro__[:-1]  # without `object`
         for name, field in shared_fields(owner).items()
     ]
-    if scripts_classes(kind) or _is_of_script(kind):
-        parts += _read_by(kind)
+    if scripts_classes(kind):
+        parts += _parts_read_by(kind)
         classes = [("metaclass", type(kind)), *vars(kind).items()]  # and those defined inside of it
         parts += [(name, field) for name, field in classes if isinstance(field, type) and field is not type]
     if issubclass(kind, Function):  # its backward is called, too
@@ -260,12 +288,11 @@ def shared_fields(value: Any) -> dict[str, Any]:
     if is_model or not _is_of_script(value):
         return {}
     excluded = (*CALLABLE, type, ModuleType)
-    fields = {
+    return {
         name: field
         for name, field in list(vars(value).items())
         if not name.startswith("__") and not isinstance(field, excluded)
     }
-    return fields if len(fields) <= _MOST_KEYS else {}
 
 
 def _is_of_script(value: Any) -> bool:
@@ -279,13 +306,21 @@ def _is_of_script(value: Any) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """Return whether a value is a plain object of a user-defined class, whose fields are inspected."""
+    """Return whether a value is a plain object whose fields are inspected.
+
+    Its class is user-defined, or a container that a library has written in Python, such as a configuration.
+    """
     if isinstance(value, (nn.Module, Tensor, np.ndarray, ModuleType, type, Enum, *CALLABLE)):
         return False
     if isinstance(value, _RECORDS) or is_dataclass(value):
         return True
     kind: Any = type(value)
-    return bool(_is_of_users(kind)) or _is_of_script(kind)
+    return bool(_is_of_users(kind) or _is_written_container(kind))
+
+
+@cache
+def _is_written_container(kind: Any) -> bool:
+    return kind not in WEAK and any(base in (MutableMapping, MutableSequence) for base in kind.__mro__)
 
 
 @lru_cache(maxsize=256)
@@ -295,8 +330,8 @@ def _reads_environment(kind: Any) -> bool:
 
 @cache
 def _is_of_users(kind: Any) -> bool:
-    """Return whether a class has user-defined functions."""
-    return any(True for value in [*vars(kind).values()] for _ in functions_in(value))
+    """Return whether a class is user-defined, by its file or by a function that it has."""
+    return _is_of_script(kind) or any(True for value in [*vars(kind).values()] for _ in functions_in(value))
 
 
 def called_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -372,10 +407,8 @@ def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
     variables: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     for function in _code_of(kind):
-        names = function.__globals__
-        for name in _names_in(function.__code__):
-            if not isinstance(names.get(name), FunctionType):
-                variables[id(names), name] = names, name
+        for names, name in _named_in(function):
+            variables[id(names), name] = names, name
     return tuple(variables.values())
 
 
@@ -394,7 +427,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         if function.__code__ in functions_by_code:
             continue
         functions_by_code[function.__code__] = function
-        called = (function.__globals__.get(name) for name in _names_in(function.__code__))
+        called = (names.get(name) for names, name in _named(function))
         functions += [
             function
             for value in called
@@ -423,3 +456,10 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
                 names[step.argval] = None
         waiting += [part for part in inner.co_consts if isinstance(part, CodeType)]
     return tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _attributes_in(code: CodeType) -> tuple[str, ...]:
+    """Return the attributes that a function's code names, with those of the functions defined in it."""
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return (*code.co_names, *chain.from_iterable(map(_attributes_in, inner)))

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.autopilot.state.reachable_state import (
     CACHED,
+    DEEPEST,
     MODULE_ATTRIBUTES,
     PLAIN,
     functions_in,
@@ -46,7 +47,7 @@ class SavedState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        values = list(reached(module))
+        values = list(reached(module, DEEPEST))
         attributes = list(own_attributes(module))
         kept = [value for *_, value in attributes if _is_container(value)]
         registered = {*map(id, module_parts.modules(module))}
@@ -140,7 +141,7 @@ def _saved_modules(parts: Iterable[nn.Module]) -> Iterator[Undo]:
 
 
 def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
-    """Yield functions that restore globals, variables of closures and class attributes."""
+    """Yield functions that restore globals, variables and attributes of functions, and class attributes."""
     of_functions = [pair for value in values for pair in named_by(value)]
     of_classes = [pair for value in values if isinstance(value, type) for pair in globals_of_class(value)]
     for names, name in [*globals_of(module), *of_functions, *of_classes]:
@@ -148,6 +149,7 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
             yield partial(names.__setitem__, name, names[name])
     for value in values:
         for function in functions_in(value):
+            yield partial(refill, vars(function), dict(vars(function)))
             yield from (partial(setattr, cell, "cell_contents", kept) for _, cell, kept in cells_of(function))
     kinds: set[Any] = {type(part) for part in module_parts.modules(module)}
     owners = [owner for kind in kinds for owner in scripts_classes(kind)]

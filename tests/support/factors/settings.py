@@ -1,0 +1,3 @@
+"""The settings, which a script changes."""
+
+FACTOR = 1.0
