@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from functools import cached_property, singledispatch
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -131,6 +132,17 @@ class Static(Scaled):
         return Plain.scaled(self.linear(x))
 
 
+class OfLayer(Scaled):
+    """Reads what the script has set as an attribute of one of torch's layers."""
+
+    def __init__(self, factor):
+        super().__init__(None)
+        self.linear.factor = factor
+
+    def forward(self, x):
+        return self.linear(x) * getattr(self.linear.factor, "value", self.linear.factor)
+
+
 class ByProperty(Scaled):
     """Reads a property of an object in an attribute."""
 
@@ -199,12 +211,42 @@ def in_method(model, factor):
     Patched.scaled = lambda _, x: x * factor
 
 
+def on_layer(model, factor):
+    model.linear.factor = torch.full((2,), factor, dtype=torch.float64)
+
+
+def in_object_on_layer(model, factor):
+    model.linear.factor.value = factor
+
+
+def in_activation(model, factor):
+    model[1].activation = torch.nn.functional.gelu if factor > 1 else torch.nn.functional.relu
+
+
+def in_method_of_convolution(model, factor):
+    def scaled(self, x, weight, bias):
+        return factor * nn.functional.conv1d(x, weight, bias)
+
+    model[1]._conv_forward = MethodType(scaled, model[1])
+
+
 def nowhere(model, factor):
     del model, factor
 
 
 def in_dict(model, factor):
     model.factors[model.linear] = factor
+
+
+def transformer():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3)),
+        nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0, batch_first=True, dtype=torch.float64),
+    )
+
+
+def convolution():
+    return nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Conv1d(3, 2, 1, dtype=torch.float64), nn.Flatten())
 
 
 def closure():
@@ -234,6 +276,10 @@ CASES = {
     "counter": lambda: (Scaled(Counting()), nowhere),
     "environment": lambda: (Scaled(FromEnvironment()), in_environment),
     "method that is replaced": lambda: (Scaled(Patched()), in_method),
+    "tensor on a layer": lambda: (OfLayer(torch.ones(2, dtype=torch.float64)), on_layer),
+    "object on a layer": lambda: (OfLayer(SimpleNamespace(value=FACTOR)), in_object_on_layer),
+    "activation": lambda: (transformer(), in_activation),
+    "method of a layer": lambda: (convolution(), in_method_of_convolution),
     "weak key": lambda: (Keyed(), in_dict),
     "weak reference": lambda: (Parent(), in_parent),
 }

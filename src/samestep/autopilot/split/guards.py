@@ -33,6 +33,7 @@ from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
     is_record,
+    is_setting,
     modules_of,
     reached,
     walked,
@@ -125,16 +126,12 @@ class _Settings:
         values = {
             name: value
             for name, value in attributes.items()
-            if name not in MODULE_ATTRIBUTES and all(isinstance(part, PLAIN) for part in _flat(value))
+            if name not in MODULE_ATTRIBUTES and is_setting(value)
         }
         kinds = tuple(
             (name, value != 0 if isinstance(value, float) else value) for name, value in values.items()
         )
         return cls(values, hash(kinds))
-
-
-def _flat(value: Any) -> tuple[Any, ...]:
-    return value if type(value) is tuple else (value,)
 
 
 class _LayerSettings:

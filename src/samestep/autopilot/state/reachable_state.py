@@ -1,7 +1,7 @@
 """Finds the state that a module's forward can read and change beside its parameters and arguments.
 
-This state is in the attributes of user-defined modules, also within dicts and plain objects, and in the
-globals that their functions refer to::
+This state is in the attributes of modules, also within dicts and plain objects, and in the globals that
+functions of user-defined modules refer to::
 
     class Net(nn.Module):
         def __init__(self, config):
@@ -85,11 +85,13 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     kinds: set[Any] = set()
     torchs_kinds: set[Any] = set()
     for place, part in enumerate(parts):
-        kind = type(part)
+        kind: Any = type(part)
         if kind in torchs_kinds or kind.__module__.startswith("torch."):
             torchs_kinds.add(kind)
-            if "forward" in vars(part):  # the script has replaced that of one layer
-                yield (place, "forward"), vars(part)["forward"]
+            if not _torchs_names(kind).issuperset(vars(part)):
+                others = sorted(vars(part).keys() - _torchs_names(kind))
+                of_script = (key for key in others if not _is_torchs(key, vars(part)[key]))
+                yield from (((place, key), vars(part)[key]) for key in of_script)
             continue
         kinds.add(kind)
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
@@ -97,6 +99,27 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
                 yield (place, key), value
     for kind in kinds:
         yield from (((-1, name), value) for name, value in _shared_by(kind))
+
+
+def is_setting(value: Any) -> bool:
+    """Return whether an attribute of a layer of torch is a flag, a number, a text, or a tuple of them."""
+    return isinstance(value, PLAIN) or (
+        type(value) is tuple and all(isinstance(part, PLAIN) for part in value)
+    )
+
+
+@cache
+def _torchs_names(kind: Any) -> frozenset[str]:
+    """Return the attributes that `nn.Module` defines, and the settings of one of torch's layers."""
+    return MODULE_ATTRIBUTES.union(getattr(kind, "__constants__", ()))
+
+
+def _is_torchs(name: str, value: Any) -> bool:
+    """Return whether an attribute of one of torch's layers is a setting, or a private one but no method.
+
+    A script may set others, such as a mask that another module reads, or an activation.
+    """
+    return is_setting(value) or (name[:1] == "_" and not isinstance(value, CALLABLE))
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[str, Any]]:
