@@ -5,10 +5,11 @@ the old one.
 """
 
 import os
+import sys
 import warnings
 import weakref
 from functools import cached_property, singledispatch
-from types import MethodType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -238,6 +239,47 @@ def in_dict(model, factor):
     model.factors[model.linear] = factor
 
 
+class Listed(Scaled):
+    """Multiplies by the mean of a list that is too long to follow its elements."""
+
+    def forward(self, x):
+        return self.linear(x) * (sum(self.scale) / len(self.scale))
+
+
+def in_list(model, factor):
+    model.scale.clear()  # the new numbers get the memory of the old ones
+    model.scale.extend(factor * float(1 + number) for number in range(80))
+
+
+def by_other(x):
+    return x * read_factor()
+
+
+def read_in_turn(x):
+    return by_other(x)
+
+
+def from_modules():
+    """Return a model whose forward calls a function of a module, which reads another one, and the change."""
+    settings, functions = ModuleType("settings_of_test"), ModuleType("functions_of_test")
+    for module, text in (
+        (settings, "FACTOR = 1.0"),
+        (functions, "import settings_of_test\ndef scaled(x):\n    return x * settings_of_test.FACTOR"),
+    ):
+        sys.modules[module.__name__] = module
+        module.__file__ = __file__
+        exec(compile(text, __file__, "exec"), vars(module))
+    globals()["functions_of_test"] = functions
+    return OfModule(None), lambda _, factor: setattr(settings, "FACTOR", factor)
+
+
+class OfModule(Scaled):
+    """Calls a function by the name of its module."""
+
+    def forward(self, x):
+        return functions_of_test.scaled(self.linear(x))  # noqa: F821
+
+
 def transformer():
     return nn.Sequential(
         nn.Unflatten(1, (1, 3)),
@@ -280,6 +322,9 @@ CASES = {
     "object on a layer": lambda: (OfLayer(SimpleNamespace(value=FACTOR)), in_object_on_layer),
     "activation": lambda: (transformer(), in_activation),
     "method of a layer": lambda: (convolution(), in_method_of_convolution),
+    "function that calls others": lambda: (Scaled(read_in_turn), by_name),
+    "function of a module": from_modules,
+    "long list": lambda: (Listed([float(1 + number) for number in range(80)]), in_list),
     "weak key": lambda: (Keyed(), in_dict),
     "weak reference": lambda: (Parent(), in_parent),
 }

@@ -33,7 +33,7 @@ from samestep.autopilot.helpers.pickling import (
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
 from samestep.autopilot.script.call_account import is_users_code
-from samestep.autopilot.split.guards import Attributes, Reach, python_state
+from samestep.autopilot.split.guards import Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     CALLABLE,
     PLAIN,
@@ -119,7 +119,7 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = tuple(map(id, _flat_elements(value)))
+        values[key] = [part if isinstance(part, PLAIN) else Identity(part) for part in _flat_elements(value)]
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):

@@ -283,18 +283,18 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
             state[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
         elif _is_opaque(value):
-            state[key] = _Identity(value)
+            state[key] = Identity(value)
     return state
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
+class Identity:
     """An object that equals only itself; it is kept, so that no other object gets its address."""
 
     value: Any
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, _Identity) and self.value is value.value
+        return isinstance(value, Identity) and self.value is value.value
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -137,7 +137,8 @@ def _read_by(kind: Any) -> Iterator[tuple[str, Any]]:
         yield "environment", str(sorted(env.snapshot().items()))
     for names, name in globals_of_class(kind):
         if name in names:
-            yield name, names[name]
+            module = str(names.get("__name__")).replace(".", "/")
+            yield name if names.get("__name__") == kind.__module__ else f"{name} of {module}", names[name]
     for function in _code_of(kind):
         if _keeps_values(function):
             yield f"{function.__qualname__}()", function
@@ -178,17 +179,31 @@ def scripts_classes(kind: Any) -> list[type]:
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the globals that a user-defined function refers to, except functions."""
+    """Return the globals that a user-defined function refers to."""
     return [pair for part in functions_in(function) for pair in _named_in(part)]
 
 
 def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
-    names = function.__globals__
-    return [
-        (names, name)
+    """Return the globals that a function names, and what it takes from the script's modules among them.
+
+    The latter are functions, classes and modules; the other attributes are parts of a module.
+    """
+    named = {
+        (id(function.__globals__), name): (function.__globals__, name)
         for name in _names_in(function.__code__)
-        if not isinstance(names.get(name), FunctionType)
-    ]
+    }
+    waiting = [*named.values()]
+    while waiting:
+        names, name = waiting.pop()
+        owner = names.get(name)
+        if isinstance(owner, ModuleType) and _is_of_script(owner):
+            fields = vars(owner)
+            for attribute in _attributes_in(function.__code__):
+                is_new = (id(fields), attribute) not in named
+                if is_new and isinstance(fields.get(attribute), (FunctionType, type, ModuleType)):
+                    named[id(fields), attribute] = fields, attribute
+                    waiting.append((fields, attribute))
+    return [*named.values()]
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -395,8 +410,7 @@ def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
     """Return the globals that the user-defined functions of a class, and those they call, refer to."""
     variables: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     for function in _code_of(kind):
-        names = function.__globals__
-        for name in _names_in(function.__code__):
+        for names, name in _named_in(function):
             if not isinstance(names.get(name), FunctionType):
                 variables[id(names), name] = names, name
     return tuple(variables.values())
@@ -417,7 +431,7 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
         if function.__code__ in functions_by_code:
             continue
         functions_by_code[function.__code__] = function
-        called = (function.__globals__.get(name) for name in _names_in(function.__code__))
+        called = (names.get(name) for names, name in _named_in(function))
         functions += [
             function
             for value in called
@@ -446,3 +460,10 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
                 names[step.argval] = None
         waiting += [part for part in inner.co_consts if isinstance(part, CodeType)]
     return tuple(names)
+
+
+@lru_cache(maxsize=4096)
+def _attributes_in(code: CodeType) -> tuple[str, ...]:
+    """Return the attributes that a function's code names, with those of the functions defined in it."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return (*code.co_names, *(name for part in inner for name in _attributes_in(part)))
