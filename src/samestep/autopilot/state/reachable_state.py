@@ -390,6 +390,12 @@ def constants_of(module: nn.Module) -> set[Any]:
     }
 
 
+def names_in_code(module: nn.Module) -> set[Any]:
+    """Return the attributes and the constants that the code of a module's classes names."""
+    attributes = (_attributes_in(function.__code__) for function in functions_of(module))
+    return constants_of(module).union(*attributes)
+
+
 @lru_cache(maxsize=4096)
 def _constants_in(code: CodeType) -> frozenset[Any]:
     constants: set[Any] = set()
