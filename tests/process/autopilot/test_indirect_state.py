@@ -107,6 +107,28 @@ class Counting:
         return x * CALLS
 
 
+def count_in_turn(x):
+    return count_in_the_next(x)
+
+
+def count_in_the_next(x):
+    return count_in_the_last(x)
+
+
+def count_in_the_last(x):
+    return count_at_last(x)
+
+
+def count_at_last(x):
+    return counted(x)
+
+
+def counted(x):
+    global CALLS
+    CALLS += 1
+    return x * CALLS
+
+
 class FromEnvironment:
     def __call__(self, x):
         return x * float(os.environ["FACTOR_OF_TEST"])
@@ -337,6 +359,7 @@ CASES = {
     "method": lambda: (Scaled(Inherited().scaled), by_name),
     "attribute of a class": lambda: (Scaled(Inherited()), in_class),
     "counter": lambda: (Scaled(Counting()), nowhere),
+    "counter in a chain": lambda: (Scaled(count_in_turn), nowhere),
     "environment": lambda: (Scaled(FromEnvironment()), in_environment),
     "method that is replaced": lambda: (Scaled(Patched()), in_method),
     "tensor on a layer": lambda: (OfLayer(torch.ones(2, dtype=torch.float64)), on_layer),

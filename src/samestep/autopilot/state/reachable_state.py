@@ -179,8 +179,8 @@ def scripts_classes(kind: Any) -> list[type]:
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the globals that a user-defined function refers to."""
-    return [pair for part in functions_in(function) for pair in _named_in(part)]
+    """Return the globals that a user-defined function, and those that it calls, refer to."""
+    return [pair for part in _with_called(functions_in(function)) for pair in _named_in(part)]
 
 
 def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
@@ -257,7 +257,7 @@ def _parts(value: Any) -> Parts:
         return stored_in(value, most=_MOST_KEYS)
     if isinstance(value, _WITH_CODE):
         parts = stored_in(value) if isinstance(value, (MethodType, partial)) else []
-        for function in functions_in(value):
+        for function in _with_called(functions_in(value)):
             parts += stored_in(function)
             parts += [(name, names[name]) for names, name in _named_in(function) if name in names]
         return parts
@@ -425,12 +425,13 @@ def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 @lru_cache(maxsize=256)
 def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     """Return the user-defined functions of a class, and those that they call by a global name."""
-    functions = [
-        function
-        for owner in kind.__mro__
-        for value in [*vars(owner).values()]
-        for function in functions_in(value)
-    ]
+    values = (value for owner in kind.__mro__ for value in [*vars(owner).values()])
+    return _with_called(function for value in values for function in functions_in(value))
+
+
+def _with_called(of_value: Iterable[FunctionType]) -> tuple[FunctionType, ...]:
+    """Return functions, and those that they call by a global name or that of a module, and so on."""
+    functions = [*of_value]
     functions_by_code: dict[CodeType, FunctionType] = {}
     while functions:
         function = functions.pop()
