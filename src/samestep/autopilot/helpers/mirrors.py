@@ -34,7 +34,7 @@ from samestep.autopilot.helpers.pickling import (
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
 from samestep.autopilot.script.call_account import is_users_code
-from samestep.autopilot.split.guards import Attributes, Reach, python_state
+from samestep.autopilot.split.guards import Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
     CALLABLE,
     DEEPEST,
@@ -46,6 +46,7 @@ from samestep.autopilot.state.reachable_state import (
     is_record,
     known_files,
     modules_of,
+    names_in_code,
     reached,
     scripts_classes,
 )
@@ -93,15 +94,16 @@ class MirrorState:
         objects: list[Any] = []
         for place, part in enumerate(modules_of(module)):
             objects.append(part)
-            if part._parameters:  # noqa: SLF001 - faster than `parameters`
-                objects += part._parameters.values()  # noqa: SLF001
-                for name, parameter in part._parameters.items():  # noqa: SLF001
-                    if parameter is not None and parameter.__dict__:
-                        values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(parameter).items())
-            if part._buffers:  # noqa: SLF001
-                objects += part._buffers.values()  # noqa: SLF001
-                for name in part._buffers:  # noqa: SLF001 - their numbers go with each call
-                    values.pop((place, name), None)
+            for tensors in (part._parameters, part._buffers):  # noqa: SLF001 - faster than `parameters`
+                if not tensors:
+                    continue
+                objects += tensors.values()
+                for name, tensor in tensors.items():
+                    if tensors is part._buffers:  # noqa: SLF001 - their numbers go with each call
+                        values.pop((place, name), None)
+                    if tensor is not None and tensor.__dict__:
+                        values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(tensor).items())
+                        _refuse_unsent(module, tensor)
         for key, value in reached(module, DEEPEST):
             if not isinstance(value, PLAIN):
                 objects.append(value)
@@ -124,7 +126,7 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = [part if _is_fixed(part) else id(part) for part in _flat_elements(value)]
+        values[key] = [part if _is_fixed(part) else Identity(part) for part in _flat_elements(value)]
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):
@@ -152,6 +154,18 @@ def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
 def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
     """Return the flags, numbers and texts that a script has set as attributes of a tensor."""
     return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
+
+
+def _refuse_unsent(module: nn.Module, tensor: Tensor) -> None:
+    """Raise if a call may read an attribute of a tensor that is not sent with it, such as a mask.
+
+    Raises:
+        MirrorError: the code of the module names such an attribute.
+    """
+    unsent = vars(tensor).keys() - fields_of_tensor(tensor).keys()
+    named = unsent and unsent & names_in_code(module)
+    if named:
+        raise MirrorError(f"it may read {min(named)} of a weight, which is not sent to helpers")
 
 
 def _flat_elements(values: Any) -> list[Any]:

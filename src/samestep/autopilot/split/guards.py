@@ -33,6 +33,7 @@ from samestep.autopilot.state.reachable_state import (
     MODULE_ATTRIBUTES,
     PLAIN,
     is_record,
+    is_setting,
     modules_of,
     reached,
     walked,
@@ -125,16 +126,12 @@ class _Settings:
         values = {
             name: value
             for name, value in attributes.items()
-            if name not in MODULE_ATTRIBUTES and all(isinstance(part, PLAIN) for part in _flat(value))
+            if name not in MODULE_ATTRIBUTES and is_setting(value)
         }
         kinds = tuple(
             (name, value != 0 if isinstance(value, float) else value) for name, value in values.items()
         )
         return cls(values, hash(kinds))
-
-
-def _flat(value: Any) -> tuple[Any, ...]:
-    return value if type(value) is tuple else (value,)
 
 
 class _LayerSettings:
@@ -286,18 +283,18 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
         elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
             state[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
         elif _is_opaque(value):
-            state[key] = _Identity(value)
+            state[key] = Identity(value)
     return state
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
+class Identity:
     """An object that equals only itself; it is kept, so that no other object gets its address."""
 
     value: Any
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, _Identity) and self.value is value.value
+        return isinstance(value, Identity) and self.value is value.value
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,7 +1,7 @@
 """Finds the state that a module's forward can read and change beside its parameters and arguments.
 
-This state is in the attributes of user-defined modules, also within dicts and plain objects, and in the
-globals that their functions refer to::
+This state is in the attributes of modules, also within dicts and plain objects, and in the globals that
+functions of user-defined modules refer to::
 
     class Net(nn.Module):
         def __init__(self, config):
@@ -87,11 +87,13 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     kinds: dict[Any, None] = {}  # in the order of the modules, which all processes have
     torchs_kinds: set[Any] = set()
     for place, part in enumerate(parts):
-        kind = type(part)
+        kind: Any = type(part)
         if kind in torchs_kinds or kind.__module__.startswith("torch."):
             torchs_kinds.add(kind)
-            if "forward" in vars(part):  # the script has replaced that of one layer
-                yield (place, "forward"), vars(part)["forward"]
+            if not _torchs_names(kind).issuperset(vars(part)):
+                others = sorted(vars(part).keys() - _torchs_names(kind))
+                of_script = (key for key in others if not _is_torchs(key, vars(part)[key]))
+                yield from (((place, key), vars(part)[key]) for key in of_script)
             continue
         kinds[kind] = None
         for key, value in [*vars(part).items()]:  # at once: another thread may set an attribute
@@ -103,6 +105,27 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
             if (owner, name) not in known:
                 known.add((owner, name))
                 yield (-1, name), value
+
+
+def is_setting(value: Any) -> bool:
+    """Return whether an attribute of a layer of torch is a flag, a number, a text, or a tuple of them."""
+    return isinstance(value, PLAIN) or (
+        type(value) is tuple and all(isinstance(part, PLAIN) for part in value)
+    )
+
+
+@cache
+def _torchs_names(kind: Any) -> frozenset[str]:
+    """Return the attributes that `nn.Module` defines, and the settings of one of torch's layers."""
+    return MODULE_ATTRIBUTES.union(getattr(kind, "__constants__", ()))
+
+
+def _is_torchs(name: str, value: Any) -> bool:
+    """Return whether an attribute of one of torch's layers is a setting, or a private one but no method.
+
+    A script may set others, such as a mask that another module reads, or an activation.
+    """
+    return is_setting(value) or (name[:1] == "_" and not isinstance(value, CALLABLE))
 
 
 def _shared_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
@@ -168,8 +191,8 @@ def scripts_classes(kind: Any) -> list[type]:
 
 
 def named_by(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Return the globals that a user-defined function refers to, except functions."""
-    return [pair for part in functions_in(function) for pair in _named_in(part)]
+    """Return the globals that a user-defined function, and those that it calls, refer to."""
+    return [pair for part in _with_called(functions_in(function)) for pair in _named_in(part)]
 
 
 def _named_in(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
@@ -247,7 +270,7 @@ def _parts(value: Any) -> Parts:
         return stored_in(value, most=_MOST_KEYS)
     if isinstance(value, _WITH_CODE):
         parts = stored_in(value) if isinstance(value, (MethodType, partial)) else []
-        for function in functions_in(value):
+        for function in _with_called(functions_in(value)):
             parts += stored_in(function)
             parts += [(name, names[name]) for names, name in _named_in(function) if name in names]
         return parts
@@ -387,6 +410,12 @@ def constants_of(module: nn.Module) -> set[Any]:
     }
 
 
+def names_in_code(module: nn.Module) -> set[Any]:
+    """Return the attributes and the constants that the code of a module's classes names."""
+    attributes = (_attributes_in(function.__code__) for function in functions_of(module))
+    return constants_of(module).union(*attributes)
+
+
 @lru_cache(maxsize=4096)
 def _constants_in(code: CodeType) -> frozenset[Any]:
     constants: set[Any] = set()
@@ -415,12 +444,13 @@ def globals_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 @lru_cache(maxsize=256)
 def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     """Return the user-defined functions of a class, and those that they call by a global name."""
-    functions = [
-        function
-        for owner in kind.__mro__
-        for value in [*vars(owner).values()]
-        for function in functions_in(value)
-    ]
+    values = (value for owner in kind.__mro__ for value in [*vars(owner).values()])
+    return _with_called(function for value in values for function in functions_in(value))
+
+
+def _with_called(of_value: Iterable[FunctionType]) -> tuple[FunctionType, ...]:
+    """Return functions, and those that they call by a global name or that of a module, and so on."""
+    functions = [*of_value]
     functions_by_code: dict[CodeType, FunctionType] = {}
     while functions:
         function = functions.pop()
