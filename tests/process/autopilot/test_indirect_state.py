@@ -557,7 +557,7 @@ CASES = {
     "the same name of the other": lambda: (OfTwoFiles(None), in_settings),
     "class with many attributes": lambda: (OfWide(None), in_wide),
     "deep dict": lambda: (Nested(nested(12)), in_nested),
-    "long list of numbers": lambda: (Nested([1.0 * (place + 1) / (place + 1) for place in range(100)]), in_nested),
+    "long list of numbers": lambda: (Nested([1.0 + place for place in range(100)]), in_nested),
     "descriptor": lambda: (ByDescribed(WithDescribed()), by_name),
     "partial method": lambda: (PartialMethod(None), by_name),
     "default of a dict": lambda: (ByDefault(defaultdict(lambda: FACTOR)), by_name),
