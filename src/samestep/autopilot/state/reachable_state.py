@@ -91,8 +91,8 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
         if kind in torchs_kinds or kind.__module__.startswith("torch."):
             torchs_kinds.add(kind)
             if not _torchs_names(kind).issuperset(vars(part)):
-                others = sorted(vars(part).keys() - _torchs_names(kind))
-                of_script = (key for key in others if not _is_torchs(key, vars(part)[key]))
+                attributes = sorted(vars(part).keys() - _torchs_names(kind))
+                of_script = (key for key in attributes if not _is_torchs(key, vars(part)[key]))
                 yield from (((place, key), vars(part)[key]) for key in of_script)
             continue
         kinds[kind] = None
