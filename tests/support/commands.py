@@ -27,6 +27,11 @@ _LAUNCHERS = (
     "SAMESTEP_THREADS",
 )
 
+# A shell starts its background jobs with these ignored, and they would be in all that a test starts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 
 @dataclass(frozen=True)
 class Ended:
