@@ -17,6 +17,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -126,7 +127,7 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
     elif is_generator(value):
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > _FEW:
-        values[key] = [part if _is_fixed(part) else Identity(part) for part in _flat_elements(value)]
+        values[key] = _compared_elements(value)
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):
@@ -168,24 +169,33 @@ def _refuse_unsent(module: nn.Module, tensor: Tensor) -> None:
         raise MirrorError(f"it may read {min(named)} of a weight, which is not sent to helpers")
 
 
-def _flat_elements(values: Any) -> list[Any]:
-    """Return the elements of a container that has too many to follow them.
+def _compared_elements(values: Any) -> Any:
+    """Return the elements of a container that has too many to follow them, as what is compared.
 
     Raises:
         MirrorError: they have parts of their own, which may change.
     """
-    parts = [part for pair in items(values) for part in pair] if is_mapping(values) else elements(values)
-    if any(
-        (base_of(part) and not _is_fixed(part)) or isinstance(part, (np.ndarray, Tensor)) or is_record(part)
-        for part in parts
-    ):
+    parts = [part for pair in items(values) for part in pair] if is_mapping(values) else [*elements(values)]
+    kinds = _kinds_in(parts)
+    if any(_may_change(part) for part in kinds.values()):
         raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
-    return parts
+    if all(kind in PLAIN or kind is tuple for kind in kinds):
+        return frozenset(kinds), parts
+    return [Identity(part) for part in parts]
 
 
-def _is_fixed(value: Any) -> bool:
-    """Return whether a value is a number or a text, or a tuple of these: it cannot change."""
-    return isinstance(value, PLAIN) or (type(value) is tuple and all(map(_is_fixed, value)))
+def _kinds_in(parts: Sequence[Any]) -> dict[Any, Any]:
+    """Return one value of each class among values and what is in tuples of them."""
+    kinds = {type(part): part for part in parts}
+    if tuple in kinds:
+        inner = chain.from_iterable(part for part in parts if type(part) is tuple)
+        kinds.update(_kinds_in([*inner]))
+    return kinds
+
+
+def _may_change(value: Any) -> bool:
+    is_container = base_of(value) is not None and type(value) is not tuple
+    return is_container or isinstance(value, (np.ndarray, Tensor)) or is_record(value)
 
 
 def _digest(values: Any) -> str:
