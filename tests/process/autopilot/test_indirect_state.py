@@ -327,19 +327,8 @@ class OfRecord(Scaled):
         return self.linear(x) * self.scale.factor
 
 
-class OfPairs(Scaled):
-    """Reads a long table of pairs."""
-
-    def forward(self, x):
-        return self.linear(x) * self.scale[0][1]
-
-
 def in_record(model, factor):
     model.scale.factor = factor
-
-
-def in_pairs(model, factor):
-    model.scale[0] = (0, factor)
 
 
 class Configured(Scaled):
@@ -565,7 +554,6 @@ CASES = {
     "attribute of a function": lambda: (CountingFunction(None), nowhere),
     "number that becomes a flag": lambda: (ByType(1), to_flag),
     "dict of attributes": lambda: (OfRecord(Record(factor=1.0)), in_record),
-    "long list of pairs": lambda: (OfPairs([(0, 1.0)] * 100), in_pairs),
     "configuration": lambda: (Configured(configuration()), in_configuration),
     "weak reference": lambda: (Parent(), in_parent),
 }

@@ -17,7 +17,6 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -60,6 +59,7 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
 
+_MOST_OBJECTS = 4096  # that each call compares, some milliseconds: a guess
 _FEW = 64
 """Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
 
@@ -105,13 +105,27 @@ class MirrorState:
                     if tensor is not None and tensor.__dict__:
                         values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(tensor).items())
                         _refuse_unsent(module, tensor)
-        for key, value in reached(module, DEEPEST):
+        for key, value in _reached(module):
             if not isinstance(value, PLAIN):
                 objects.append(value)
             _add_reached(key, value, values)
         for name, function in called_by(module):
             values[-2, name] = _code(function)
         return cls(values, objects)
+
+
+def _reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
+    """Yield what a module reaches, however deep.
+
+    Raises:
+        MirrorError: there is too much of it to compare it in each call.
+    """
+    objects = 0
+    for key, value in reached(module, DEEPEST):
+        objects += not isinstance(value, PLAIN)
+        if objects > _MOST_OBJECTS:
+            raise MirrorError(f"it reaches more than {_MOST_OBJECTS} objects, which may change")
+        yield key, value
 
 
 def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
@@ -176,26 +190,16 @@ def _compared_elements(values: Any) -> Any:
         MirrorError: they have parts of their own, which may change.
     """
     parts = [part for pair in items(values) for part in pair] if is_mapping(values) else [*elements(values)]
-    kinds = _kinds_in(parts)
+    kinds = {type(part): part for part in parts}
     if any(_may_change(part) for part in kinds.values()):
         raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
-    if all(kind in PLAIN or kind is tuple for kind in kinds):
+    if all(kind in PLAIN for kind in kinds):
         return frozenset(kinds), parts
     return [Identity(part) for part in parts]
 
 
-def _kinds_in(parts: Sequence[Any]) -> dict[Any, Any]:
-    """Return one value of each class among values and what is in tuples of them."""
-    kinds = {type(part): part for part in parts}
-    if tuple in kinds:
-        inner = chain.from_iterable(part for part in parts if type(part) is tuple)
-        kinds.update(_kinds_in([*inner]))
-    return kinds
-
-
 def _may_change(value: Any) -> bool:
-    is_container = base_of(value) is not None and type(value) is not tuple
-    return is_container or isinstance(value, (np.ndarray, Tensor)) or is_record(value)
+    return base_of(value) is not None or isinstance(value, (np.ndarray, Tensor)) or is_record(value)
 
 
 def _digest(values: Any) -> str:
