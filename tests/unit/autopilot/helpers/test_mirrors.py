@@ -9,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 from torch import nn
 
-from samestep.autopilot.helpers.mirrors import MirrorState
+from samestep.autopilot.helpers.mirrors import MirrorError, MirrorState
 
 
 def kept():
@@ -97,3 +97,13 @@ def test_a_change_within_an_object_is_noted(kind):
     assert MirrorState.now(model).values == before
     change(value)
     assert MirrorState.now(model).values != before
+
+
+def test_too_many_objects_are_not_compared_in_each_call():
+    """Only this finds that a data set behind a model costs more than a split call saves."""
+    model = nn.Linear(2, 2)
+    model.tables = [[{} for _ in range(60)] for _ in range(60)]
+    MirrorState.now(model)
+    model.more = [[{} for _ in range(60)] for _ in range(60)]
+    with pytest.raises(MirrorError, match="objects"):
+        MirrorState.now(model)
