@@ -29,8 +29,10 @@ for number in range(30):
     loss = step()
     if number % 6 == 5:
         print(number, "%.10f" % loss)
+while len(ticks) < 4:  # a fast machine takes all steps before
+    signal.pause()
 signal.setitimer(signal.ITIMER_REAL, 0)
-print("ticks", len(ticks) > 3 and all(ticks))
+print("ticks", all(ticks))
 
 # A signal of its own asks for a checkpoint, which the next step writes; handlers nest.
 asked = []
