@@ -1,4 +1,4 @@
-"""What a forward reads behind decorators, methods of plain objects and weak references reaches helpers.
+"""Values that a forward reads through decorators, plain objects and weak references reach helpers.
 
 Each case reads a factor that doubles after the calls have been split; a helper that misses it computes with
 the old one.

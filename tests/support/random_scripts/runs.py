@@ -83,8 +83,8 @@ def _run(processes, script, size):
     return processes.run(_run_quietly, 1, str(script), folder, size - 1)
 
 
-def _amplifies_rounding(processes, script, differs):
-    """Return whether a script differs from itself on one worker if the last bits of its layers change.
+def _kind_of_difference(processes, script, differs):
+    """Return `UNSTABLE` if a script on one worker differs from itself once last bits of its layers change.
 
     Args:
         differs: compares what it prints, and the folder of its files, with those of the unchanged script.
@@ -94,8 +94,8 @@ def _amplifies_rounding(processes, script, differs):
         folder.mkdir(exist_ok=True)
         ((printed, _, trace),) = processes.run(_run_changed, 1, str(script), folder, change)
         if trace or differs(printed, folder):
-            return True
-    return False
+            return UNSTABLE
+    return DIFFERENT
 
 
 def _run_changed(world, script, folder, change):
@@ -143,20 +143,15 @@ def _compared(processes, seed, script, size, serial):
         return Comparison(seed, size, DIFFERENT, (f"failed: {last}", *frames[-6:]))
     lines = difference(serial, printed)
     if lines is not None:
-        is_unstable = _amplifies_rounding(
-            processes, script, lambda printed, _: difference(serial, printed) is not None
-        )
-        found = UNSTABLE if is_unstable else DIFFERENT
+        found = _kind_of_difference(processes, script, lambda text, _: difference(serial, text) is not None)
         return Comparison(seed, size, found, (f"serial: {lines[0]}", f"here:   {lines[1]}", *account))
     alone = script.parent / "1"
     unlike = _unlike(alone, script.parent / str(size))
-    if (
-        unlike
-    ):  # such as the bias of keys, whose gradient is zero but for rounding, which Adam divides by itself
-        is_unstable = _amplifies_rounding(
+    if unlike:
+        # Such as the bias of keys, whose gradient is zero but for rounding, which Adam divides by itself.
+        found = _kind_of_difference(
             processes, script, lambda _, folder: set(unlike) <= set(_unlike(alone, folder))
         )
-        found = UNSTABLE if is_unstable else DIFFERENT
         return Comparison(seed, size, found, (f"files: {', '.join(unlike)}", *account))
     unsplit = [line for line in account if _UNSPLIT.search(line)]
     if unsplit:

@@ -4,7 +4,6 @@ Helpers run no code of the script but that of the calls, so they cannot import i
 """
 
 import importlib
-import inspect
 import marshal
 import pickle
 import re
@@ -25,6 +24,7 @@ from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.autopilot.state.reachable_state import CACHED, COMPILED, runs_compiled
+from samestep.hooks.object_graph import cells_of
 from samestep.hooks.raw_containers import (
     base_of,
     contents_of,
@@ -109,10 +109,8 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     if isinstance(value, torch.jit.ScriptFunction):
         return _compiled, (value.save_to_buffer({}),)
     if isinstance(value, FunctionType) and runs_compiled(value) and "self" in value.__code__.co_freevars:
-        context = inspect.getclosurevars(value).nonlocals[
-            "self"
-        ]  # what `torch.compile` returns with a backend
-        return _compiled_again, (context, vars(value)[COMPILED])
+        context = next(kept for name, _, kept in cells_of(value) if name == "self")
+        return context, (vars(value)[COMPILED],)  # what `torch.compile` returns if it gets no function
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return _cached, (cached, value.cache_parameters())
@@ -191,7 +189,7 @@ _OF_KIND: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     torch._ops.OpOverloadPacket: lambda value: (_operators, (value._qualified_op_name,)),  # noqa: SLF001
     torch._ops.OpOverload: lambda value: (getattr, (value.overloadpacket, value._overloadname)),  # noqa: SLF001
 }
-"""How to make what neither pickle nor cloudpickle can."""
+"""The classes whose objects pickle and cloudpickle refuse, each with a function that reduces one."""
 
 
 def _reduced_object(value: Any) -> tuple[Any, ...] | None:
@@ -239,11 +237,6 @@ def _fill(container: Any, state: tuple[Any, Mapping[str, Any] | None]) -> None:
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return lru_cache(**parameters)(function)
-
-
-def _compiled_again(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that `torch.compile` compiles at its first call, as the script's own."""
-    return context(function)  # type: ignore[no-any-return]
 
 
 def _compiled(content: bytes) -> Callable[..., Any]:
