@@ -5,6 +5,7 @@ Run it with ``samestep run -n 2 examples/torch_distributed.py``.
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported after the process group, it would keep it for ever
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

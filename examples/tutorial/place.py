@@ -6,6 +6,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported after `connect`, it would keep the process group for ever
 
 # >>> place
 # Rank, rank on this node, number of ranks. The innermost launcher comes first: torchrun or mpirun can be

@@ -193,7 +193,7 @@ class Run:
         own = {"progress", "said", "weights", f"torchinductor_{getpass.getuser()}"}  # the last is torch's
         if self.process.poll():  # the records of its last events
             own.add(event_record.folder().name)
-        files = [one.name for one in self.folder.iterdir() if one.name not in own]
+        files = [_described(file) for file in self.folder.iterdir() if file.name not in own]
         if self.process.poll() in (-signal.SIGKILL, -signal.SIGQUIT):  # the next command deletes it
             files = [one for one in files if not one.startswith("samestep-")]
         # No run of the script has semaphores of multiprocessing; those of other programs come and go.
@@ -212,6 +212,15 @@ class Run:
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.01)
         self.process.poll()
+
+
+def _described(file: Path) -> str:
+    """Return the name of a file, and by what one tells who wrote it."""
+    with suppress(OSError):  # it may go meanwhile
+        if file.is_dir():
+            return f"{file.name} with {sorted(found.name for found in file.iterdir())}"
+        return f"{file.name} of {file.stat().st_size} bytes, {file.read_bytes()[:200]!r}"
+    return file.name
 
 
 class Ended(Exception):

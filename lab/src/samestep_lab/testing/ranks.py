@@ -173,6 +173,7 @@ def _serve(
         world_size=size,
         timeout=timedelta(seconds=group_timeout_s),
     )
+    dist.barrier()  # a rank whose tasks fail at once would end the connections that others still make
     place = Place(rank=rank, size=size, local_rank=rank, local_size=size, launcher="testing")
     world = ProcessGroupWorld(place, torch.device("cpu"))
     main = threading.get_ident()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from importlib import import_module
 from socket import gethostname
 from types import TracebackType
 from typing import NoReturn
@@ -44,7 +43,7 @@ from samestep.ranks.world.device import (
     choose_device,
     facts_here,
 )
-from samestep.ranks.world.process_group import ProcessGroupWorld, adopt, entered
+from samestep.ranks.world.process_group import ProcessGroupWorld, adopt, entered, let_groups_end
 from samestep.ranks.world.protected_groups import protect_groups, protect_objects
 from samestep.ranks.world.protocol import SoloWorld, World
 
@@ -198,8 +197,7 @@ class _Task:
         if base_of(store) is not None:
             protect_groups()
             protect_objects(self.environment)
-        # Its functions have the group that exists at its import as a default, and would keep it.
-        import_module("torch.distributed.nn.functional")
+        let_groups_end()
         try:
             dist.init_process_group(
                 backend_name(choice.kind, backend, cpu_tensors=self.options.cpu_tensors),

@@ -7,6 +7,7 @@ the job that the script is in: one context variable holds that world.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -278,6 +279,15 @@ class ProcessGroupWorld(DerivedWorld):
             self._connections.pop().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def let_groups_end() -> None:
+    """Keep torch from holding each default group created from now on until this process ends.
+
+    The first `DistributedDataParallel` imports torch's compiler, and with it functions that have the default
+    group of that moment as a default argument. Imported before there is a group, they hold none.
+    """
+    import_module("torch.distributed.nn.functional")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from samestep.hooks.registry import attach, put, wrapping
 from samestep.launchers.detect import detect
 from samestep.ranks.rendezvous.network_store import NetworkStore, base_of
 from samestep.ranks.rendezvous.store import ranks_store
+from samestep.ranks.world.process_group import let_groups_end
 from samestep.ranks.world.protected_groups import protect_groups, protect_objects
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
@@ -46,6 +47,7 @@ def prepare_groups(endpoint: JobEndpoint | None = None) -> None:
     """Prepare this process for a program that creates process groups itself; see `protect_rendezvous`."""
     protect_rendezvous(endpoint)
     keep_groups_of_reducers()
+    let_groups_end()
 
 
 def protect_rendezvous(endpoint: JobEndpoint | None = None) -> None:
