@@ -43,7 +43,9 @@ STEPS = {
     "gpt-16": 40,
     "unet-16": 8,
     "dit-16": 12,
+    "mlp-32": 1500,
     "slow-loader-64": 60,
+    "slow-loader-64-processes": 60,
 }
 """The steps of a round of each script of `scripts/problems.py`: about 2.5 s on two cores."""
 

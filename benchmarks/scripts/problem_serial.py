@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 torch.manual_seed(0)
 problem, steps = PROBLEMS[sys.argv[1]](), int(sys.argv[2])
-loader = DataLoader(problem.data, problem.batch_size, shuffle=True)
+loader = DataLoader(problem.data, problem.batch_size, shuffle=True, num_workers=problem.loaders)
 optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.01, momentum=0.9)
 
 seconds = []
