@@ -71,6 +71,10 @@ _SECOND_COLUMNS = {
     "wall_time",
     "duration",
 }
+# The unit in the name of a column with other times than seconds.
+_OTHER_UNIT = re.compile(
+    r"[^a-z](ns|us|ms|msec|milliseconds|mins?|minutes|h|hrs?|hours|days?)\b", re.IGNORECASE
+)
 _MODE_COLUMNS = {"mode", "scaling"}
 _LARGEST = 1e12  # largest number of workers and of seconds; ratios of larger numbers overflow
 _SEPARATORS = (";", "\t", ",")
@@ -443,7 +447,9 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _cells(line: str) -> list[str]:
     separator = next((mark for mark in _SEPARATORS if mark in line), None)
-    cells = [cell.strip().strip("\"'") for cell in line.split(separator)]
+    # A unit in parentheses belongs to the name before it.
+    parts = line.split(separator) if separator else re.split(r"\s+(?![(\[])", line)
+    cells = [cell.strip().strip("\"'") for cell in parts]
     # A comma that does not separate cells is a decimal comma, as some spreadsheets write it.
     return cells if separator == "," else [cell.replace(",", ".") for cell in cells]
 
@@ -454,7 +460,9 @@ def _columns(path: Path, number: int, cells: Sequence[str]) -> list[int] | None:
         return None
     names = [re.sub(r"[^a-z_]+.*", "", cell.lower().replace(" ", "_")).strip("_") for cell in cells]
     workers = [k for k, name in enumerate(names) if name in _WORKER_COLUMNS]
-    seconds = [k for k, name in enumerate(names) if name in _SECOND_COLUMNS]
+    seconds = [
+        k for k, name in enumerate(names) if name in _SECOND_COLUMNS and not _OTHER_UNIT.search(cells[k])
+    ]
     if len(workers) != 1 or len(seconds) != 1:
         raise UsageError(
             f"{path}, line {number}: the columns are {', '.join(cells)}; name one workers and one seconds."
