@@ -243,8 +243,12 @@ class SteadySteps:
 
     @property
     def global_batch(self) -> float:
-        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller."""
-        return float(median(_samples(step) for step in self.steps))
+        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller.
+
+        The mean if that is 0, because several steps update the weights with one batch.
+        """
+        samples = [_samples(step) for step in self.steps]
+        return float(median(samples)) or fmean(samples)
 
     @property
     def seconds(self) -> float:
