@@ -14,7 +14,7 @@ from samestep.report.page import table, text_table, write_text
 from samestep.report.read_run import PHASES, names, read_run
 from samestep.report.run_page import differing, headline, hints, render, render_side_by_side, write_report
 from support.html_page import HtmlPage
-from support.run_folders import run_folder, write_lines
+from support.run_folders import RESULT, run_folder, write_lines
 
 
 def rendered(folder):
@@ -118,7 +118,19 @@ def test_an_incomplete_last_line_is_ignored(tmp_path):
         ("metrics.jsonl", '{"step": 1, "loss": "low"}\n', ["line 1", "loss", "'low'"]),
         ("metrics.jsonl", '{"step": null, "loss": 1}\n', ["line 1", "step", "None"]),
         ("ranks.jsonl", '{"step": 1, "rank": 0, "samples_per_second": 1, "data": "?"}\n', ["data", "'?'"]),
+        (
+            "ranks.jsonl",
+            '{"step": 1, "rank": 0, "samples_per_second": 1, "steps": null}\n',
+            ["steps", "None"],
+        ),
+        (
+            "evaluations.jsonl",
+            '{"step": 1, "seconds": 1, "accuracy": 1, "loss": 1, "epoch": "?"}\n',
+            ["epoch", "'?'"],
+        ),
+        ("sessions.jsonl", '{"step": 0, "world_size": 1, "nodes": [1]}\n', ["nodes", "[1]"]),
         ("result.json", '{"accuracy": 0.5}', ["epochs", "steps"]),
+        ("result.json", json.dumps(RESULT | {"world_size": "2"}), ["world_size", "'2'"]),
         ("sessions.jsonl", "[]\n", ["line 1", "world_size"]),
         ("result.json", "[1]", []),
         ("config.toml", "= 3", []),
