@@ -1,6 +1,7 @@
 """A report shows what the run folder holds, is self-contained, and escapes all text."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -223,6 +224,11 @@ def test_the_page_is_written_into_the_folder(tmp_path):
     folder = run_folder(tmp_path / "run")
     assert write_report(folder) == folder / "report.html"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_page(tmp_path):
+    page = write_report(run_folder(tmp_path / os.fsdecode(b"run-\xe9")))
+    assert "run-\\udce9" in page.read_text(encoding="utf-8")
 
 
 def test_compared_runs_show_their_differences(tmp_path):
