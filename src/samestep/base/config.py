@@ -4,6 +4,7 @@ The file is ``~/.config/samestep/config.toml``, or below ``XDG_CONFIG_HOME``. Ea
 dataclass, whose fields are its keys; a key may be spelled with dashes or underscores.
 """
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -24,7 +25,9 @@ Table = TypeVar("Table")
 def config_path(environment: Environment) -> Path:
     """Return the path of the user's configuration file, which need not exist."""
     base = Path(environment.get("XDG_CONFIG_HOME", ""))
-    folder = base if base.is_absolute() else Path.home() / ".config"  # the XDG standard ignores relative ones
+    # `Path.home` raises for a user without a home folder, as in a container with a foreign user id.
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111
+    folder = base if base.is_absolute() else home / ".config"  # the XDG standard ignores relative ones
     return folder / "samestep" / "config.toml"
 
 

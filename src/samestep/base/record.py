@@ -96,7 +96,7 @@ def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None)
 
     Args:
         path: the file; a link is replaced, not followed.
-        text: pieces of the text.
+        text: pieces of the text; see `printable` for names of files that are not UTF-8.
         identity: of the run that writes to the folder, which can remove the draft if this process is killed.
 
     Raises:
@@ -106,12 +106,21 @@ def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None)
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.writelines(text)
+            stream.writelines(map(printable, text))
         draft.replace(path)
     except BaseException:
         with suppress(OSError):  # an unfinished draft takes space where a disk is full
             draft.unlink()
         raise
+
+
+def printable(text: str) -> str:
+    r"""Return a text that any stream of UTF-8 takes: a byte of a name that is not UTF-8 is shown by its code.
+
+    >>> printable("train-\udce9.py")
+    'train-\\udce9.py'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def remove_file_drafts(folder: Path, identity: str) -> None:
@@ -164,13 +173,13 @@ def write_json(path: Path, record: Mapping[str, Any], *, identity: str | None = 
 
     The record has plain values; see `write_whole` for the identity.
     """
-    text = json.dumps(map_values(record, _finite), indent=2, allow_nan=False)
+    text = json.dumps(map_values(record, _portable), indent=2, allow_nan=False)
     write_whole(path, [text, "\n"], identity=identity)
 
 
 def json_line(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     """Return `record`, or several, as one line of JSON; a number that is not finite is null."""
-    return json.dumps(map_values(record, _finite), allow_nan=False)
+    return json.dumps(map_values(record, _portable), allow_nan=False)
 
 
 def map_values(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -182,8 +191,10 @@ def map_values(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _finite(value: Any) -> Any:
-    """Return null for NaN and infinity, which JSON does not have."""
+def _portable(value: Any) -> Any:
+    """Return null for NaN and infinity, which JSON does not have, and a text as readers accept it."""
+    if isinstance(value, str):
+        return printable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,9 +14,10 @@ MOST_WORKERS = 2**16
 _LONGEST_QUOTE = 300  # characters of a message of the script in one of samestep: a guess, some lines
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
-_DECIMAL = ("", "k", "M", "G", "T")
-_SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("", "k", "M", "G", "T", "P")
+_SECONDS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+_LEAST = 0.9995  # of a unit: it is printed as 1, and what is less as at most 999 of the next smaller unit
 
 
 def one_line(text: str) -> str:
@@ -124,8 +125,8 @@ def seconds_text(seconds: float) -> str:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     if whole >= 60:
         return f"{whole // 60} min {whole % 60} s"
-    for least, unit, factor in _SECONDS:
-        if abs(seconds) >= least:
+    for unit, factor in _SECONDS:
+        if abs(seconds) * factor >= _LEAST:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 

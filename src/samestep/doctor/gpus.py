@@ -88,7 +88,7 @@ def check(context: Context) -> Result:
         copies = _copies_here()
     return judge(
         read(context.root, copies),
-        visible=0 if devices is None else devices.count,
+        visible=None if devices is None else devices.count,
         uuid="" if choice is None else choice.uuid,
         allowed=context.machine.cpu.allowed,
     )
@@ -215,11 +215,11 @@ def _copies_here() -> list[Copy]:
     return copy_all_pairs(torch.cuda.device_count(), copy, torch.cuda.can_device_access_peer)
 
 
-def judge(accelerators: Accelerators, *, visible: int, uuid: str, allowed: Collection[int]) -> Result:
+def judge(accelerators: Accelerators, *, visible: int | None, uuid: str, allowed: Collection[int]) -> Result:
     """Return the rows, findings and facts of accelerators.
 
-    The process sees `visible` of them, would use the one with `uuid` (empty if none), and is bound to the
-    `allowed` processors.
+    The process sees `visible` of them (None if they were not detected), would use the one with `uuid` (empty
+    if none), and is bound to the `allowed` processors.
     """
     used = next((gpu for gpu in accelerators.gpus if uuid and uuid in gpu.uuid), None)
     return Result(
@@ -249,14 +249,14 @@ def _about_copies(copies: Sequence[Copy]) -> Iterator[Finding]:
         )
 
 
-def _about_cards(cards: Sequence[Card], visible: int) -> Iterator[Finding]:
+def _about_cards(cards: Sequence[Card], visible: int | None) -> Iterator[Finding]:
     narrow = [card for card in cards if 0 < card.width[0] < card.width[1]]
     if narrow:
         named = ", ".join(f"{card.address} (x{card.width[0]} of x{card.width[1]})" for card in narrow)
         yield note(
             f"Cards use fewer PCIe lanes than they have: {named}. Check their seating, and for shared slots."
         )
-    if cards and not visible:
+    if cards and visible == 0:
         yield note(
             "torch sees no accelerator, but the host has "
             f"{', '.join(f'{card.vendor} at {card.address}' for card in cards)}. To use it, check the build "

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samestep.base.record import map_values
+
 _CPU = torch.device("cpu")
 
 
@@ -41,7 +43,7 @@ class RngState:
             if not torch.equal(module.get_rng_state(*_argument(device)), state):
                 module.set_rng_state(state, *_argument(device))
         random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        _set_numpy_state(self.numpy)
         _cached = b"", None  # the restore may have set the second number of a normal pair
 
     def same(self, state: "RngState") -> bool:
@@ -59,14 +61,15 @@ class RngState:
 
     def same_on_host(self, state: "RngState") -> bool:
         """Return whether the states of Python's and NumPy's generators are equal."""
-        current, expected = self.numpy, state.numpy
-        return bool(
-            self.python == state.python
-            and (
-                current is expected
-                or (current[2:] == expected[2:] and bool((current[1] == expected[1]).all()))
-            )
-        )
+        is_same = self.numpy is state.numpy or self.key_of_numpy() == state.key_of_numpy()
+        return bool(self.python == state.python and is_same)
+
+    def key_of_numpy(self) -> tuple[Any, bytes]:
+        """Return the state of NumPy's generator as a value with a hash."""
+        if isinstance(self.numpy, dict):
+            plain = map_values(self.numpy, lambda value: getattr(value, "tolist", lambda: value)())
+            return self.numpy["bit_generator"], repr(plain).encode()
+        return self.numpy[2:], self.numpy[1].tobytes()
 
     def digest_of_changed(self, state: "RngState") -> int:
         """Return a digest of the streams whose state differs in `state`; 0 if none does."""
@@ -79,10 +82,11 @@ class RngState:
 
     def streams(self) -> list[bytes]:
         """Return the state of each stream."""
+        position, words = self.key_of_numpy()
         return [
             *(tensor.numpy().tobytes() for tensor in self.tensors()),
             repr(self.python).encode(),
-            repr(self.numpy[2:]).encode() + self.numpy[1].tobytes(),
+            repr(position).encode() + words,
         ]
 
 
@@ -97,7 +101,24 @@ def seed_generators(seed: int, device: torch.device = _CPU) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    generator = type(_bit_generator())
+    if generator is np.random.MT19937:
+        np.random.seed(seed % 2**32)
+    else:
+        np.random.mtrand.set_bit_generator(generator(seed % 2**32))
+
+
+def _bit_generator() -> Any:
+    """Return the source of numpy's generator: a Mersenne Twister, unless the script has set another one."""
+    return np.random.mtrand._rand._bit_generator  # noqa: SLF001 - the process's
+
+
+def _set_numpy_state(state: Any) -> None:
+    """Set the state of numpy's generator, and its source if a script has set another one."""
+    name = state["bit_generator"] if isinstance(state, dict) else state[0]
+    if type(_bit_generator()).__name__ != name:
+        np.random.mtrand.set_bit_generator(getattr(np.random, name)())
+    np.random.set_state(state)
 
 
 _cached: tuple[bytes, Any] = b"", None
@@ -110,7 +131,9 @@ def _numpy_state() -> Any:
     Each draw changes the raw memory, except one that returns the cached second number of a normal pair.
     """
     global _cached  # noqa: PLW0603 - there is one generator for the process
-    twister = np.random.mtrand._rand._bit_generator  # noqa: SLF001 - the process's
+    twister = _bit_generator()
+    if type(twister) is not np.random.MT19937:
+        return np.random.get_state(legacy=False)
     memory = ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
     before, state = _cached
     if memory != before or state[3]:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from samestep.base.worker_records import callers
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, attached_all, named
 
@@ -211,9 +212,8 @@ class _EventSource:
         return next_batch
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        # An optimizer may step others, as ZeroRedundancyOptimizer does, or step again after an error.
         listener = self._listener
-        if self._stepping in (None, optimizer) and (
+        if (self._stepping in (None, optimizer) or not _steps_now(self._stepping)) and (
             (listener.thread and listener.thread == (getpid(), get_ident())) or listener.accepts(trains=True)
         ):
             self._stepping = optimizer
@@ -223,6 +223,16 @@ class _EventSource:
         if self._stepping is optimizer:
             self._stepping = None
             self._listener.after_step(optimizer)
+
+
+def _steps_now(outer: Optimizer | None) -> bool:
+    """Return whether a hook is called inside a step of `outer`, as those that ZeroRedundancyOptimizer makes.
+
+    A step that has raised an error has no end that a hook sees.
+    """
+    step = sys._getframe(2)  # noqa: SLF001 - torch's function around a step, which calls the hooks
+    calling = (frame for frame in callers(step.f_back) if frame.f_code is step.f_code)
+    return any(frame.f_locals.get("self") is outer for frame in calling)
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from samestep.base import env
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.description import machine
 from samestep.base.place import Place
+from samestep.base.record import printable
 from samestep.base.units import ranges
 from samestep.ranks.world.device import (
     device_id,
@@ -138,7 +139,7 @@ class ClockFile:
             "driver": driver_version(device.type),
             "python": here.python,
             "samestep": here.samestep,
-            "argv": sys.argv,
+            "argv": [printable(word) for word in sys.argv],
             **({} if self._config is None else {"config": self._config}),
             "warm_up": self._clocking.warm_up,
             "steps": self._clocking.steps,

@@ -16,7 +16,7 @@ from functools import partial
 from os import getpid
 from threading import get_ident
 from typing import Any, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -278,7 +278,9 @@ class ScriptClock(Listener):
         """Batches loaded before the first step; one above the maximum, so that `LoadedSamples` notices."""
         self._loader: DataLoader[Any] | None = None
         self._trained_loader: DataLoader[Any] | None = None
-        """The loader whose iteration began last, now and at the last training call."""
+        """The loader of the last batch, or whose iteration began since, now and at the last training call."""
+        self._by_data: WeakValueDictionary[int, DataLoader[Any]] = WeakValueDictionary()
+        """The loader that has last read each data set, by the id of the data set."""
         self._last_module: ref[nn.Module] | None = None
         self._model: ModelInfo | None = None  # the model of the last training call
         self._steps = 0
@@ -447,6 +449,7 @@ class ScriptClock(Listener):
     def _note_batch(self, samples: int | None, data: int) -> None:
         if self.thread[0] != getpid():
             return
+        self._loader = self._by_data.get(data, self._loader)  # again, after an evaluation within its pass
         if self._is_started:
             self._log += StepReader.batch, None, (samples, data)
         else:
@@ -567,7 +570,7 @@ class ScriptClock(Listener):
         return moved
 
     def _note_loader(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
-        self._loader = loader
+        self._loader = self._by_data[id(loader.dataset)] = loader
         with self.loading() or nullcontext():
             return original(loader)
 

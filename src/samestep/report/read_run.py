@@ -81,11 +81,27 @@ def read_run(path: Path) -> Run:
             path=path,
             config=_toml(path / "config.toml"),
             steps=_columns(path / "metrics.jsonl"),
-            evaluations=list(_rows(path / "evaluations.jsonl", ("step",), _EVALUATED, ("train_loss",))),
-            ranks=list(
-                _rows(path / "ranks.jsonl", ("step", "rank"), ("samples_per_second",), (*PHASES, OTHER))
+            evaluations=list(
+                _rows(
+                    path / "evaluations.jsonl",
+                    ("step",),
+                    _EVALUATED,
+                    more=("train_loss",),
+                    more_counts=("epoch", "samples"),
+                )
             ),
-            sessions=list(_rows(path / "sessions.jsonl", ("step", "world_size"))),
+            ranks=list(
+                _rows(
+                    path / "ranks.jsonl",
+                    ("step", "rank"),
+                    ("samples_per_second",),
+                    more=(*PHASES, OTHER),
+                    more_counts=("steps",),
+                )
+            ),
+            sessions=list(
+                _rows(path / "sessions.jsonl", ("step", "world_size"), more_counts=("nodes", "threads"))
+            ),
             result=_result(path / "result.json"),
             checkpoints=_checkpoints(path / "checkpoints"),
         )
@@ -112,25 +128,31 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def _columns(path: Path) -> dict[str, "array[float]"]:
     columns = {name: array("d") for name in _COLUMNS}
-    for row in _rows(path, ("step",), ("loss",), ("lr", *PHASES)):
+    for row in _rows(path, ("step",), ("loss",), more=("lr", *PHASES)):
         for name, column in columns.items():
             column.append(row.get(name, _NAN))
     return columns
 
 
 def _rows(
-    path: Path, counts: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = ()
+    path: Path,
+    counts: Sequence[str],
+    figures: Sequence[str] = (),
+    *,
+    more: Sequence[str] = (),
+    more_counts: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file of JSON lines; none if the file does not exist.
 
-    Integers (`counts`) and numbers (`figures`) are required, `more` numbers optional; null stands for NaN.
+    Integers (`counts`) and numbers (`figures`) are required, `more` numbers and `more_counts` optional; null
+    stands for a number that is NaN.
     """
     if not path.exists():
         return
     for number, row in read_json_lines(path):
         where = f"line {number}"
         _check(path, where, row, (*counts, *figures))
-        yield row | _numbers(path, where, row, counts, (*figures, *more))
+        yield row | _numbers(path, where, row, (*counts, *more_counts), (*figures, *more))
 
 
 def _check(path: Path, where: str, document: Any, needed: Sequence[str]) -> None:
@@ -141,8 +163,8 @@ def _check(path: Path, where: str, document: Any, needed: Sequence[str]) -> None
 def _numbers(
     path: Path, where: str, row: Mapping[str, Any], counts: Sequence[str], figures: Sequence[str]
 ) -> dict[str, float]:
-    """Return the numbers in `row`; null, which JSON has for NaN, becomes NaN."""
-    numbers = {name: row[name] for name in counts}
+    """Return the numbers in `row` with these names; null, which JSON has for NaN, becomes NaN."""
+    numbers = {name: row[name] for name in counts if name in row}
     numbers |= {name: _NAN if row[name] is None else row[name] for name in figures if name in row}
     for name, value in numbers.items():
         if not (_is_count(value) if name in counts else _is_number(value)):
@@ -171,7 +193,7 @@ def _result(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is damaged: it is not a JSON object.")
     counts, figures = ("epochs", "steps"), (*_EVALUATED, "samples_per_second")
     _check(path, "the object", document, (*counts, *figures))
-    return document | _numbers(path, "the object", document, counts, figures)
+    return document | _numbers(path, "the object", document, (*counts, "world_size"), figures)
 
 
 def _toml(path: Path) -> dict[str, Any]:

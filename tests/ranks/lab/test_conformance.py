@@ -62,3 +62,29 @@ def test_shared_memory_of_one_rank_does_nothing_as_the_others_do(collective):
 def test_sending_more_than_the_given_volume_is_reported_with_the_measured_one():
     with pytest.raises(AssertionError, match=r"rank 0 .*\b3\.0\d.*\b1\.50"):
         check_all_reduce(ALL_REDUCE["naive"], [4], sends=lambda size: 2 * (size - 1) / size)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda tensor, size: tensor,  # has no length where it has no dimension
+        lambda tensor, size: [None] * size,
+        lambda tensor, size: [tensor.tolist()] * size,
+    ],
+    ids=["its own tensor", "nothing", "numbers"],
+)
+def test_anything_but_a_tensor_for_each_rank_is_a_wrong_return(returned):
+    faults = check_all_gather.faults(lambda tensor, world: returned(tensor, world.place.size), [2])
+    assert "wrong-return" in [fault.code for fault in faults]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_results_that_are_not_finite_are_counted_as_wrong(value):
+    def spoils(tensor, world):
+        ALL_REDUCE["ring"](world, tensor, "sum")
+        if tensor.is_floating_point():
+            tensor.view(-1)[:1] = value
+
+    (fault,) = check_all_reduce.faults(spoils, [2], ops=["sum"])
+    assert fault.code == "wrong-values"
+    assert "wrong: 1 of " in fault.text

@@ -1,11 +1,12 @@
 """The user's configuration is read, or refused with the most similar valid name."""
 
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from samestep.base.config import config_path, table
+from samestep.base.config import config_path, read_toml, table
 from samestep.base.errors import UsageError
 
 
@@ -66,3 +67,12 @@ def test_an_error_names_the_table_the_key_and_the_value(read, text, named):
 def test_a_file_that_exists_and_cannot_be_read_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="cannot read the configuration"):
         table(tmp_path, "slurm", Site)
+
+
+def test_a_user_without_a_home_folder_has_no_configuration(monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert read_toml(config_path({}), missing_ok=True) == {}

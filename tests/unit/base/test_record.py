@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from samestep.base.record import command, repository_of
+from samestep.base.documents import read_json
+from samestep.base.record import command, repository_of, write_json
 
 TRAIN = ["train", "digits", "-n", "2"]
 
@@ -64,3 +65,8 @@ def test_a_tracked_script_has_a_commit(tmp_path, monkeypatch):
     assert repository_of(script)["commit"] == f"{commit}-dirty"
     monkeypatch.setenv("PATH", "")
     assert repository_of(script) == {"folder": str(tmp_path)}
+
+
+def test_a_record_with_a_name_that_is_not_utf_8_can_be_read(tmp_path):
+    write_json(tmp_path / "record.json", {"command": ["scale", os.fsdecode(b"train-\xe9.py")]})
+    assert read_json(tmp_path / "record.json") == {"command": ["scale", "train-\\udce9.py"]}

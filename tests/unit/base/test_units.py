@@ -16,7 +16,7 @@ from samestep.base.units import bytes_of, bytes_text, count_text, rate_text, sec
         (1024, "1 KiB"),
         (1536, "1.5 KiB"),
         (25 * 2**30, "25 GiB"),
-        (2**52, "4.1e+03 TiB"),
+        (2**52, "4 PiB"),
     ],
 )
 def test_bytes_are_printed_in_powers_of_1024(count, text):
@@ -55,7 +55,10 @@ def test_rates_are_printed_with_the_name_of_their_items():
         (0, "0 s"),
         (2e-9, "2 ns"),
         (4.2e-6, "4.2 us"),
+        (9.996e-7, "1 us"),
         (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
         (59.4, "59.4 s"),
         (59.7, "1 min 0 s"),
         (3599.6, "1 h 0 min"),

@@ -110,6 +110,10 @@ def test_gpus_that_torch_does_not_find_are_a_note(node):
     assert "NVIDIA at 0000:1b:00.0" in text
 
 
+def test_gpus_that_torch_was_not_asked_for_are_no_note(node):
+    assert judged(node, visible=None)[1] == []
+
+
 def test_a_gpu_with_too_few_pcie_lanes_is_a_note(tmp_path):
     root = trees.planted(tmp_path, trees.gpu_slot("0000:01:00.0", numa=-1, cpus="0-7", width="4"))
     ((text, hurts),) = judged(root, visible=1)[1]

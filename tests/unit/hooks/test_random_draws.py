@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.hooks.random_draws import RngState
+from samestep.hooks.random_draws import RngState, seed_generators
 from support.device_generator import install
 
 CPU = torch.device("cpu")
@@ -41,6 +41,26 @@ def test_every_draw_is_detected_and_can_be_undone(name):
     before.restore()
     assert before.same(RngState.now(CPU))
     assert np.array_equal(DRAWS[name](), first)
+
+
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.Philox])
+def test_draws_from_another_source_of_numpy_are_detected_and_can_be_undone(kind):
+    np.random.set_bit_generator(kind(1))
+    before = RngState.now(CPU)
+    assert before.same(RngState.now(CPU))
+    first = np.random.rand()
+    drawn = RngState.now(CPU)
+    assert not before.same(drawn)
+    assert before.digest_of_changed(drawn)
+    np.random.set_bit_generator(np.random.MT19937())  # as in a helper
+    assert not before.same(RngState.now(CPU))
+    before.restore()
+    assert before.same(RngState.now(CPU))
+    assert np.random.rand() == first
+    seed_generators(3)
+    again = np.random.rand()
+    seed_generators(3)
+    assert np.random.rand() == again
 
 
 def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():

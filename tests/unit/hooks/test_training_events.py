@@ -176,3 +176,34 @@ def test_functions_that_the_hooks_call_are_not_compiled(clock, caplog, request):
     assert all(
         "/samestep/hooks/training_events.py" in line for line in ours
     )  # which models are called through
+
+
+class Steps(Listener):
+    """A listener that records the optimizers that have stepped."""
+
+    def __init__(self):
+        self.optimizers = []
+
+    def after_step(self, optimizer):
+        self.optimizers.append(optimizer)
+
+
+def test_an_optimizer_is_reported_after_a_step_of_another_raised():
+    listener, weights = Steps(), nn.Parameter(torch.ones(2))
+    raising, fallback = torch.optim.LBFGS([weights]), torch.optim.SGD([weights])
+    inner = torch.optim.SGD([weights])
+
+    def ends():
+        raise StopIteration
+
+    def steps_another():
+        inner.step()
+        return weights.sum()
+
+    with subscribed(listener):
+        with pytest.raises(StopIteration):
+            raising.step(ends)
+        fallback.step()
+        raising.step(steps_another)
+        fallback.step()
+    assert listener.optimizers == [fallback, raising, fallback]

@@ -12,6 +12,7 @@ from samestep.cli.main import run_command
 from samestep.verify.verdict import Finding, Report
 from samestep_lab.command import rank_counts, start
 from samestep_lab.exercises.grading import CHECKS, grade_file
+from samestep_lab.exercises.own_function import load_functions
 from samestep_lab.exercises.starters import EXERCISES, serial, serial_path, solution, starter, write_starter
 
 
@@ -95,6 +96,17 @@ def test_a_file_that_cannot_be_graded_is_refused_in_one_line(text, tmp_path):
     with pytest.raises(UsageError) as raised:
         grade_file(path, [2], verify=None)
     assert "\n" not in str(raised.value)
+
+
+def test_a_dataclass_of_a_file_with_annotations_as_strings_is_defined(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Parts:\n    count: int\n"
+        "def all_reduce(tensor, world):\n    return Parts(count=3).count\n"
+    )
+    (function,) = load_functions(path, ["all_reduce"])
+    assert function(None, None) == 3
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("1-5", [1, 2, 3, 4, 5]), ("4,2", [2, 4]), ("3", [3])])

@@ -127,6 +127,20 @@ def test_batches_of_an_evaluation_are_not_counted(clock):
     assert last["samples_per_epoch"] == 4
 
 
+def test_the_epoch_is_that_of_the_trained_loader_after_an_evaluation_within_it(clock):
+    def script():
+        model, optimizer = plain()
+        for k, batch in enumerate(loader(samples=12)):
+            train(model.train(), optimizer, [batch])
+            if k == 0:
+                with torch.no_grad():
+                    for (held_out,) in loader(samples=40, batch_size=5):
+                        model.eval()(held_out)
+
+    *_, last = clock(script)
+    assert last["samples_per_epoch"] == 12
+
+
 def test_calls_of_a_teacher_without_gradients_do_not_count_as_evaluation(clock):
     def script():
         teacher = nn.Linear(3, 1).eval()

@@ -1,6 +1,7 @@
 """A report shows what the run folder holds, is self-contained, and escapes all text."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from samestep.report.page import table, text_table, write_text
 from samestep.report.read_run import PHASES, names, read_run
 from samestep.report.run_page import differing, headline, hints, render, render_side_by_side, write_report
 from support.html_page import HtmlPage
-from support.run_folders import run_folder, write_lines
+from support.run_folders import RESULT, run_folder, write_lines
 
 
 def rendered(folder):
@@ -118,7 +119,19 @@ def test_an_incomplete_last_line_is_ignored(tmp_path):
         ("metrics.jsonl", '{"step": 1, "loss": "low"}\n', ["line 1", "loss", "'low'"]),
         ("metrics.jsonl", '{"step": null, "loss": 1}\n', ["line 1", "step", "None"]),
         ("ranks.jsonl", '{"step": 1, "rank": 0, "samples_per_second": 1, "data": "?"}\n', ["data", "'?'"]),
+        (
+            "ranks.jsonl",
+            '{"step": 1, "rank": 0, "samples_per_second": 1, "steps": null}\n',
+            ["steps", "None"],
+        ),
+        (
+            "evaluations.jsonl",
+            '{"step": 1, "seconds": 1, "accuracy": 1, "loss": 1, "epoch": "?"}\n',
+            ["epoch", "'?'"],
+        ),
+        ("sessions.jsonl", '{"step": 0, "world_size": 1, "nodes": [1]}\n', ["nodes", "[1]"]),
         ("result.json", '{"accuracy": 0.5}', ["epochs", "steps"]),
+        ("result.json", json.dumps(RESULT | {"world_size": "2"}), ["world_size", "'2'"]),
         ("sessions.jsonl", "[]\n", ["line 1", "world_size"]),
         ("result.json", "[1]", []),
         ("config.toml", "= 3", []),
@@ -211,6 +224,11 @@ def test_the_page_is_written_into_the_folder(tmp_path):
     folder = run_folder(tmp_path / "run")
     assert write_report(folder) == folder / "report.html"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_page(tmp_path):
+    page = write_report(run_folder(tmp_path / os.fsdecode(b"run-\xe9")))
+    assert "run-\\udce9" in page.read_text(encoding="utf-8")
 
 
 def test_compared_runs_show_their_differences(tmp_path):

@@ -46,6 +46,7 @@ def load_functions(path: Path, names: list[str]) -> list[Callable[..., Any]]:
     tree = parsed(path)
     module = ModuleType(f"own_{path.stem}")
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses looks up annotations that are strings
     sys.path.insert(0, str(path.parent))  # as if Python ran the file
     try:
         failures = _execute(tree, module)

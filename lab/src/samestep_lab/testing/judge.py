@@ -147,14 +147,18 @@ def _row(result: Result, rank: int) -> Tensor:
 
 
 def _all_rows(where: str, result: Result, case: Case) -> Iterator[Problem]:
-    if not isinstance(result.returned, Tensor | list | tuple):
-        text = f"{where} returned {type(result.returned).__name__}, not the tensors of all ranks."
-        yield Problem("wrong-return", text)
-    elif len(result.returned) != len(case.inputs):
-        text = f"{where} returned {len(result.returned)} tensors on {len(case.inputs)} ranks."
+    returned = result.returned
+    is_stacked = isinstance(returned, Tensor) and returned.dim() > 0
+    rows = returned if is_stacked or isinstance(returned, list | tuple) else [returned]
+    items = () if is_stacked else rows
+    kinds = dict.fromkeys(type(item).__name__ for item in items if not isinstance(item, Tensor))
+    if kinds:
+        yield Problem("wrong-return", f"{where} returned {', '.join(kinds)}, not the tensors of all ranks.")
+    elif len(rows) != len(case.inputs):
+        text = f"{where} returned {counted(len(rows), 'tensor')} on {counted(len(case.inputs), 'rank')}."
         yield Problem("wrong-return", text)
     else:
-        for source, (got, exact) in enumerate(zip(result.returned, case.inputs, strict=True)):
+        for source, (got, exact) in enumerate(zip(rows, case.inputs, strict=True)):
             yield from _equal(f"{where} for rank {source}'s tensor", got, exact, None, case.inputs)
 
 
@@ -185,8 +189,9 @@ def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, original: Tenso
     if got.shape != exact.shape or got.dtype != dtype:
         yield Problem("wrong-form", f"{where} has {_form(got)}, not {_form(exact.to(dtype))}.")
         return
-    off = (got.to(exact.dtype) - exact).abs()
-    if bool((off <= tolerance(case.inputs, case.op)).all()):
+    error = (got.to(exact.dtype) - exact).abs()
+    is_off = ~(error <= tolerance(case.inputs, case.op))  # also where the error is NaN
+    if not bool(is_off.any()):
         return
     size = len(case.inputs)
     code = _code(got, original)
@@ -197,8 +202,8 @@ def _near(where: str, got: Tensor, exact: Tensor, case: Case, *, original: Tenso
     if (case.strided or case.transposed) and code == "wrong-values":
         code = "assumes-contiguous"
     parts = _parts(got, case) if code == "wrong-values" else ""
-    wrong = int((off > tolerance(case.inputs, case.op)).sum())
-    some = f" (wrong: {wrong:,} of {off.numel():,} elements)" if wrong < off.numel() else ""
+    wrong = int(is_off.sum())
+    some = f" (wrong: {wrong:,} of {is_off.numel():,} elements)" if wrong < is_off.numel() else ""
     yield Problem(code, f"{where} has {_PREFIX[code]}{_at(got, exact, 'where float64 gives')}{some}.{parts}")
 
 
@@ -206,7 +211,8 @@ def _parts(got: Tensor, case: Case) -> str:
     """Return how often the result counts each rank's tensor, if it is a sum of them; else an empty string."""
     tensors = torch.stack([tensor.reshape(-1).double() for tensor in case.inputs], dim=1)
     result = got.reshape(-1, 1).double()
-    if case.op not in ("sum", "mean") or len(tensors) <= len(case.inputs):
+    is_finite = bool(result.isfinite().all())  # else it is no sum, and least squares raises an error
+    if case.op not in ("sum", "mean") or len(tensors) <= len(case.inputs) or not is_finite:
         return ""
     counts = torch.linalg.lstsq(tensors, result).solution
     if not torch.allclose(tensors @ counts, result, rtol=1e-2, atol=1e-2):

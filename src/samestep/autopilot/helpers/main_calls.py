@@ -455,7 +455,7 @@ class MainCalls:
             key = (*key, attempt.surroundings, carried)
             if streams is not None:
                 tensors += streams.tensors()
-                key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
+                key = (*key, streams.python, *streams.key_of_numpy())
             if self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
         rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))

@@ -43,7 +43,8 @@ def cpu_limit(proc: Path = Path("/proc")) -> Limit | None:
     limits = []
     for group in _groups("cpu", proc):
         if (group / "cpu.max").is_file():
-            quota, period = [*_words(group / "cpu.max"), "100000"][:2]
+            words = _words(group / "cpu.max") or ["max"]  # a file that cannot be read is no limit
+            quota, period = [*words, "100000"][:2]
             source = group / "cpu.max"
         else:
             source = group / "cpu.cfs_quota_us"

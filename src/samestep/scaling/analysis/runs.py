@@ -143,7 +143,7 @@ def _read(path: Path) -> RankFile:
     rows: list[Mapping[str, Any]] = []
     for number, row in lines:
         try:
-            _check(row, is_header=number == 1)
+            check_row(row, is_header=number == 1)
         except FormatError as error:
             raise UsageError(f"{path} is damaged: line {number} {error}.") from None
         if rows and "ended" in rows[-1]:
@@ -155,8 +155,8 @@ def _read(path: Path) -> RankFile:
     return RankFile(rows[0], rows[1:], end)
 
 
-def _check(row: object, *, is_header: bool) -> None:
-    """Raise `FormatError` if a line lacks names, or has wrong values."""
+def check_row(row: object, *, is_header: bool) -> None:
+    """Raise `FormatError` if a line of a worker's file lacks names, or has wrong values."""
     kinds, fields = _HEADER if is_header else _STEP, row if isinstance(row, dict) else {}
     if "ended" in fields and not is_header:
         kinds = _END
@@ -243,8 +243,12 @@ class SteadySteps:
 
     @property
     def global_batch(self) -> float:
-        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller."""
-        return float(median(_samples(step) for step in self.steps))
+        """Samples of a step on all ranks: the median, since the last batch of an epoch can be smaller.
+
+        The mean if that is 0, because several steps update the weights with one batch.
+        """
+        samples = [_samples(step) for step in self.steps]
+        return float(median(samples)) or fmean(samples)
 
     @property
     def seconds(self) -> float:

@@ -57,6 +57,7 @@ NO_CONCLUSIONS = (
 )
 """Codes from which nothing follows."""
 
+_EXACTLY = 1 - 1e-9  # the part of a bar that reaches it: quotients of times are rounded
 _BETTER_THAN_IDEAL = 1.15  # above this efficiency the baseline was disturbed
 
 
@@ -140,7 +141,7 @@ def largest_worth(series: Sequence[Point], bar: float, one_process: Sequence[Poi
 
 def reaches(point: Point, base: Point, bar: float) -> bool:
     """Return whether `point` has the efficiency `bar`, and is faster than the baseline unless it is that."""
-    return point.efficiency >= bar and (point is base or is_faster(point, base))
+    return point.efficiency >= bar * _EXACTLY and (point is base or is_faster(point, base))
 
 
 def is_decided(point: Point, base: Point, bar: float, one_process: Sequence[Point] = ()) -> bool:
@@ -153,7 +154,7 @@ def is_decided(point: Point, base: Point, bar: float, one_process: Sequence[Poin
     efficient, speedup = same_threads([base, point])[1].between, point.between
     if efficient is None or speedup is None:
         return False
-    needed, least = bar * point.workers, least_speedup(point, base)
+    needed, least = bar * _EXACTLY * point.workers, least_speedup(point, base)
     return efficient[1] < needed or speedup[1] < least or (efficient[0] >= needed and speedup[0] > least)
 
 

@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.base.documents import FormatError, read_as
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.base.record import provenance
@@ -17,6 +18,7 @@ from samestep.scaling.analysis.points import UNIT, Time, counted, from_times, ha
 from samestep.scaling.analysis.runs import (
     RankFile,
     Run,
+    check_row,
     is_oversubscribed,
     launchers,
     machine,
@@ -71,6 +73,10 @@ _SECOND_COLUMNS = {
     "wall_time",
     "duration",
 }
+# The unit in the name of a column with other times than seconds.
+_OTHER_UNIT = re.compile(
+    r"[^a-z](ns|us|ms|msec|milliseconds|mins?|minutes|h|hrs?|hours|days?)\b", re.IGNORECASE
+)
 _MODE_COLUMNS = {"mode", "scaling"}
 _LARGEST = 1e12  # largest number of workers and of seconds; ratios of larger numbers overflow
 _SEPARATORS = (";", "\t", ",")
@@ -305,7 +311,7 @@ def measured_run(run: TrainingRun) -> Run:
     """Return the steps since the last start of `run`; each has the mean times of its window.
 
     Raises:
-        UsageError: the folder has no records of its ranks.
+        UsageError: the folder has no records of its ranks, or that of its last start is damaged.
     """
     if not run.sessions or not run.ranks:
         raise UsageError(
@@ -314,13 +320,17 @@ def measured_run(run: TrainingRun) -> Run:
     session = run.sessions[-1]
     workers = int(session["world_size"])
     began = int(session["step"]) + WARM_UP
+    shared = {**_header(session), "sync": _sync(run, workers), "config": dict(run.config)}
+    try:
+        check_row({"rank": 0, **shared}, is_header=True)
+    except FormatError as error:
+        raise UsageError(f"{run.path / 'sessions.jsonl'} is damaged: its last line {error}.") from None
     files = []
     for rank in range(workers):
         rows = [row for row in run.ranks if row["rank"] == rank]
         steps = [step for row in rows for step in _steps(row) if step["step"] > began]
         node = rank * int(session.get("nodes") or 1) // workers
-        header = {**_header(session), "rank": rank, "node": node, "sync": _sync(run, workers)}
-        header["config"] = dict(run.config)
+        header = {**shared, "rank": rank, "node": node}
         files.append(RankFile(header, steps, {"samples_per_epoch": _epoch(run)}))
     return Run(ranks=files, oversubscribed=is_oversubscribed([file.header for file in files]))
 
@@ -365,9 +375,10 @@ def _processors(cpu: object) -> int | None:
 
     If the first worker was limited to some cores, the other workers can have had the rest.
     """
-    if not isinstance(cpu, dict) or not {"allowed", "cores", "machine"} <= cpu.keys():
+    try:
+        share: CpuShare = read_as(CpuShare, cpu, "cpu")
+    except FormatError:
         return None
-    share = CpuShare(**{field.name: cpu[field.name] for field in fields(CpuShare) if field.name in cpu})
     return share.usable if len(share.allowed) >= share.machine else share.machine
 
 
@@ -443,7 +454,9 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _cells(line: str) -> list[str]:
     separator = next((mark for mark in _SEPARATORS if mark in line), None)
-    cells = [cell.strip().strip("\"'") for cell in line.split(separator)]
+    # A unit in parentheses belongs to the name before it.
+    parts = line.split(separator) if separator else re.split(r"\s+(?![(\[])", line)
+    cells = [cell.strip().strip("\"'") for cell in parts]
     # A comma that does not separate cells is a decimal comma, as some spreadsheets write it.
     return cells if separator == "," else [cell.replace(",", ".") for cell in cells]
 
@@ -454,7 +467,9 @@ def _columns(path: Path, number: int, cells: Sequence[str]) -> list[int] | None:
         return None
     names = [re.sub(r"[^a-z_]+.*", "", cell.lower().replace(" ", "_")).strip("_") for cell in cells]
     workers = [k for k, name in enumerate(names) if name in _WORKER_COLUMNS]
-    seconds = [k for k, name in enumerate(names) if name in _SECOND_COLUMNS]
+    seconds = [
+        k for k, name in enumerate(names) if name in _SECOND_COLUMNS and not _OTHER_UNIT.search(cells[k])
+    ]
     if len(workers) != 1 or len(seconds) != 1:
         raise UsageError(
             f"{path}, line {number}: the columns are {', '.join(cells)}; name one workers and one seconds."

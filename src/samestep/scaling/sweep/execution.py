@@ -13,7 +13,7 @@ from typing import Any
 from samestep.base.console import inform, log, progress_bar
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.folders import claim_folder, refuse_unwritable
-from samestep.base.record import provenance
+from samestep.base.record import printable, provenance
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.report.run_page import NAME as PAGE
@@ -247,7 +247,7 @@ def collect_study(
 def in_words(request: Request) -> str:
     """Return the target of a study with its arguments."""
     prefix = "recipe " if request.kind == "recipe" else "-m " if request.kind == "module" else ""
-    return " ".join((prefix + request.target, *request.arguments))
+    return printable(" ".join((prefix + request.target, *request.arguments)))
 
 
 def log_of(trial: Trial, folder: Path) -> Path:

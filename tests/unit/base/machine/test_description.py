@@ -56,6 +56,10 @@ def test_version_2_without_a_quota_limits_nothing(kernel):
     assert cpu_limit(kernel("0::/job\n", V2, {"cg/job/cpu.max": "max 100000\n"})) is None
 
 
+def test_a_file_of_a_quota_that_is_empty_or_cannot_be_read_is_no_quota(kernel):
+    assert cpu_limit(kernel("0::/job\n", V2, {"cg/job/cpu.max": ""})) is None
+
+
 def test_version_1_divides_quota_by_period(kernel):
     files = {"cpu/job/cpu.cfs_quota_us": "150000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
     assert cpu_limit(kernel("4:memory:/job\n2:cpu,cpuacct:/job\n", V1, files)).value == 1.5

@@ -12,7 +12,7 @@ from samestep.base.errors import UsageError
 from samestep.scaling.analysis.points import measured, of_ratio, of_repeats
 from samestep.scaling.analysis.runs import RankFile, Run
 from samestep.scaling.analysis.study import PHASES
-from support.clocked_runs import OWN, clocked
+from support.clocked_runs import OWN, clocked, concluded, scaled
 
 STEP = sum(OWN.values())
 
@@ -57,6 +57,19 @@ def test_the_last_batch_of_an_epoch_can_be_smaller():
 
     assert point.global_batch == 64
     assert point.samples_per_second == pytest.approx((19 * 64 + 5) / (20 * STEP))
+
+
+def test_most_steps_can_be_without_a_batch():
+    def fourth(line):
+        return line | {"samples": line["samples"] if line["step"] % 4 == 0 else 0}
+
+    two = clocked(2, own=scaled(1 / 2))
+    for rank in (0, 1):
+        two = changed(two, rank, fourth)
+    study = concluded([changed(clocked(1), 0, fourth), two])
+
+    assert [point.global_batch for point in study.points] == pytest.approx([16, 16])
+    assert study.points[1].efficiency == pytest.approx(1)
 
 
 def test_a_step_with_an_evaluation_on_any_rank_is_not_counted():

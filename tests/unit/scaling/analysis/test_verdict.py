@@ -56,6 +56,12 @@ def test_a_bar_decides(bar, largest, code, workers):
     assert [one.is_worth for one in verdict.worth] == [n <= (largest or 0) for n in (1, 2, 4, 8)]
 
 
+@pytest.mark.parametrize(("workers", "seconds", "bar"), [(8, (396, 55), 0.9), (4, (80, 25), 0.8)])
+def test_an_efficiency_of_exactly_the_bar_reaches_it(workers, seconds, bar):
+    """Their quotient is rounded to less than the bar."""
+    assert timed({1: seconds[0], workers: seconds[1]}, bar).verdict.largest_worth == workers
+
+
 def test_the_knee_decides_without_a_bar():
     verdict = timed({1: 100, 2: 55, 4: 32, 8: 30}).verdict
     assert (verdict.knee, *found(verdict)) == (4, "knee", 4, False)

@@ -195,3 +195,25 @@ def test_run_folders_are_not_about_scaling_by_themselves(tmp_path):
     assert not is_about_scaling([folder, clocked])
     assert is_about_scaling([table])
     assert is_about_scaling([clocked])
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        ({"world_size": 0}, "size"),
+        ({"launcher": []}, "launcher"),
+        ({"provenance": {"machine": {"torch": 2}}}, "torch"),
+    ],
+)
+def test_a_damaged_start_is_refused_by_its_file(tmp_path, damage, name):
+    folders = [scaled_folder(tmp_path / f"w{n}", workers=n) for n in (1, 2)]
+    write_lines(folders[1] / "sessions.jsonl", [SESSION | damage])
+    with pytest.raises(UsageError, match=rf"w2/sessions\.jsonl is damaged: .*{name}"):
+        study_of(folders)
+
+
+def test_unknown_processors_of_a_start_are_unknown_in_the_study(tmp_path):
+    folders = [scaled_folder(tmp_path / f"w{n}", workers=n) for n in (1, 2)]
+    cpu = {"allowed": 2, "cores": "2", "machine": None}
+    write_lines(folders[1] / "sessions.jsonl", [SESSION | {"provenance": {"machine": {"cpu": cpu}}}])
+    assert study_of(folders).points[1].processors is None

@@ -20,8 +20,9 @@ WANTED = [Time(1, 100.0), Time(2, 52.5), Time(4, 30.0)]
         "host,elapsed,ranks\na,100,1\nb,52.5,2\nc,30,4\n",
         '"workers","seconds"\n"1","100"\n"2","5.25e1"\n"4","30"\n',
         "4,30\n1.0,100\n2,52.5\n",
+        "workers time (s)\n1 100\n2 52.5\n4 30\n",
     ],
-    ids=["bare", "head", "spreadsheet", "tabs", "spaces", "columns", "quotes", "order"],
+    ids=["bare", "head", "spreadsheet", "tabs", "spaces", "columns", "quotes", "order", "unit"],
 )
 def test_a_table_is_read_in_many_forms(tmp_path, text):
     (tmp_path / "times.csv").write_text(text)
@@ -57,6 +58,8 @@ def test_a_column_marks_weak_runs(tmp_path, text):
         ("1,100\n2\n", ["line 2", "'2'", "workers and seconds"]),
         ("1,100,5\n", ["line 1", "'5'", "strong", "weak"]),
         ("a,b,c\n1,2,3\n", ["line 1", "a, b, c", "workers", "seconds"]),
+        ("n,time (ms)\n1,100\n2,52\n", ["line 1", "time (ms)", "seconds"]),
+        ("n runtime [min]\n1 100\n2 52\n", ["line 1", "runtime [min]", "seconds"]),
         ("1,100\n2,52,strong,a\n", ["line 2", "'2, 52, strong, a'", "workers and seconds"]),
         ("n,s,mode\n1,100,\n", ["line 2", "''", "strong", "weak"]),
         ("# nothing\n\n", ["empty"]),
