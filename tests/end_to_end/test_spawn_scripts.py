@@ -104,9 +104,9 @@ AS_TORCH = {
         "ended\n",
     ),
     "the run waits for the processes of a context that is not joined": (
-        "time.sleep(rank); print('worker', rank, flush=True)",
+        "time.sleep(rank); print('worker', rank, mp.current_process().name[:5], flush=True)",
         "c = mp.spawn(work, nprocs=2, join=False); c.processes[0].join(); print(c.processes[0].exitcode)",
-        "worker 0\n0\nworker 1\n",
+        "worker 0 Spawn\n0\nworker 1 Spawn\n",
     ),
     "the exit code of a worker": (
         "sys.exit(3 * rank)",
@@ -321,16 +321,19 @@ def test_other_processes_are_started_unchanged(tmp_path):
     assert ended.out.startswith("[1]\n")
 
 
-def test_processes_that_a_script_has_started_have_sentinels_and_are_closed(tmp_path):
+def test_processes_that_a_script_has_started_have_sentinels_are_closed_and_followed_by_others(tmp_path):
     text, before = BY_HAND.read_text(), "p.join()\n    print("
     assert before in text
     waits = "from multiprocessing.connection import wait; wait([p.sentinel]); print('code', p.exitcode)"
     script = tmp_path / "train.py"
-    script.write_text(text.partition(before)[0] + f"{waits}; p.close()\n")
+    again = "p = [mp.Process(target=init_process, args=(r, 2, run, '')) for r in range(2)]"
+    ends = "[one.start() for one in p]; [one.join() for one in p]; print([one.exitcode for one in p])"
+    script.write_text(text.partition(before)[0] + f"{waits}; p.close()\n    {again}; {ends}\n")
     ended = samestep("run", "-n", 2, script)
 
     assert ended.code == 0, ended.err
     assert ended.out.count("code 0") == 2
+    assert ended.out.endswith("[0, 0]\n")
 
 
 SEEDED = """

@@ -285,7 +285,7 @@ def _refuse_misplaced(program: Program, context: typer.Context) -> None:
     own_flags: dict[str, Any] = {
         name: parameter
         for parameter in context.command.params
-        if parameter.param_type_name == "option" and not _is_typed(parameter, context)
+        if parameter.param_type_name == "option" and not script_words.is_typed(parameter.name, context)
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
     names = script_words.names_after(program.target, context.obj)
@@ -310,11 +310,6 @@ def _refuse_misplaced(program: Program, context: typer.Context) -> None:
 def _own_flag(name: str) -> str:
     """Return the name that samestep has for an option as it is typed."""
     return f"--{own_name(name[2:])}" if name.startswith("--") else name
-
-
-def _is_typed(parameter: Any, context: typer.Context) -> bool:
-    source = context.get_parameter_source(parameter.name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _fastest_workers(

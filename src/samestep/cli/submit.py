@@ -268,13 +268,13 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
             f"samestep {target} does not run on several workers; submit a script, or one of the verbs "
             f"{', '.join(VERBS)}."
         )
-    script = None
-    if target == "run" or target not in VERBS:
-        script = _script(arguments if target == "run" else [target, *arguments])
     misplaced = [word for word in arguments if word.partition("=")[0] in _MISPLACED]
     is_checked = target in VERBS and target != "run"
     if misplaced and is_checked:
         raise UsageError(f"{misplaced[0]} after {target} is an option of the job; put it before {target}.")
+    words = arguments if target in VERBS else [target, *arguments]
+    context = _context(target if target in VERBS else "run", words)
+    script = None if is_checked else _script(context)
     known = script_words.program_flags(script) if misplaced and script is not None else None
     if known is not None and not script_words.can_have(known, misplaced[0]):
         raise UsageError(
@@ -283,13 +283,12 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
         )
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
-    if is_checked:
-        _refuse_wrong_words(target, arguments)
-    return parse_command([target, *arguments]), script
+    flags = 0 if is_checked else len(words) - 1 - len(context.params["arguments"] or ())
+    return parse_command([target, *arguments], flags=flags, workers=_typed_workers(context)), script
 
 
-def _refuse_wrong_words(verb: str, words: list[str]) -> None:
-    """Refuse what a verb of samestep would refuse at once, before the job waits in a queue.
+def _context(verb: str, words: list[str]) -> typer.Context:
+    """Return the context of a verb's command with its options, before the job waits in a queue.
 
     Raises:
         UsageError: there is no such recipe, or no command of a verb with several.
@@ -299,24 +298,41 @@ def _refuse_wrong_words(verb: str, words: list[str]) -> None:
     below = getattr(command, "commands", {})
     if below and not words:
         raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
-    context = command.make_context(verb, list(words))
+    context: typer.Context = command.make_context(verb, list(words))
     if below:
         name, subcommand, rest = command.resolve_command(context, list(words))
-        subcommand.make_context(name, rest, parent=context)
+        context = subcommand.make_context(name, rest, parent=context)
     elif verb == "train" and context.params["recipe"] is not None:
         registry.find(context.params["recipe"])
+    return context
 
 
-def _script(words: list[str]) -> Program | None:
-    """Return the script in the words after ``samestep run``, unless they have ``--mode``.
+def _typed_workers(context: typer.Context) -> int | None:
+    """Return the number of workers that the words of a job's command give; None without one.
+
+    Raises:
+        UsageError: they start workers for which the job has no resources.
+    """
+    if script_words.is_typed("nproc_per_node", context):
+        raise UsageError(
+            f"--nproc-per-node after {context.info_name} starts workers for which the job has no resources. "
+            f"Give it to the job: submit slurm --nproc-per-node 4 {context.info_name} ..."
+        )
+    workers = context.params["workers"] if script_words.is_typed("workers", context) else None
+    if workers == launch.AUTO:
+        raise UsageError(f"-n {workers} measures one host before a run; give the job a number of workers.")
+    return cast("int | None", workers)
+
+
+def _script(context: typer.Context) -> Program | None:
+    """Return the script of a ``samestep run``, unless it has ``--mode``.
 
     Modules and executables may exist on the nodes only: they are not checked.
 
     Raises:
         UsageError: there is no such script, or it is a launcher.
     """
-    command = typer.main.get_group(main.application("run")).commands["run"]
-    values = command.make_context("run", list(words)).params
+    values = context.params
     if values["module"] or values["no_python"]:
         launch.refuse_launcher(values["target"], "module" if values["module"] else "executable")
         return None

@@ -21,9 +21,9 @@ class Program:
     kind: Kind = "script"  # kind of `target`: script, module or executable
     args: tuple[str, ...] = ()  # arguments, passed to the program unchanged
 
-    def command(self, python: str) -> list[str]:
-        """Return the command line that runs this in a fresh process, with `python` as interpreter."""
-        before = {"script": [python], "module": [python, "-m"], "executable": []}[self.kind]
+    def command(self, *python: str) -> list[str]:
+        """Return the command line that runs this in a fresh process; `python` starts an interpreter."""
+        before = {"script": [*python], "module": [*python, "-m"], "executable": []}[self.kind]
         is_like_a_flag = self.kind == "script" and self.target.startswith("-")
         return [*before, f"./{self.target}" if is_like_a_flag else self.target, *self.args]
 

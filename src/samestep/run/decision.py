@@ -16,6 +16,7 @@ from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.machine.description import cores, cpu_share, refuse_beyond_cores, refuse_beyond_memory
 from samestep.base.units import check_hang_timeout, counted
 from samestep.launch.job import Job, Program
+from samestep.launch.local.child import interpreter
 from samestep.launch.plan import Join, Plan, Spawn, planned
 from samestep.launch.source.classify import ScriptKind, classify
 from samestep.launch.source.modules import is_safe_path, source_of, user_folders
@@ -356,7 +357,7 @@ def oversubscription(decision: Decision) -> str:
 def dry_run_lines(decision: Decision) -> list[str]:
     """Return the whole decision as lines."""
     job = decision.job
-    lines = [decision.plan.describe(), f"program: {shlex.join(job.program.command(sys.executable))}"]
+    lines = [decision.plan.describe(), f"program: {shlex.join(job.program.command(*interpreter()))}"]
     if decision.threads is not None:
         lines.append(f"threads: {decision.threads.count} each ({decision.threads.reason})")
     elif decision.is_settled_by_join:

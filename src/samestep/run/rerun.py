@@ -1,11 +1,7 @@
-"""Runs a command again: as the tasks of a Slurm allocation, or with a fixed hash seed.
+"""Runs a command again, as the tasks of a Slurm allocation.
 
 A login node is not for computing: in a shell that holds an allocation (``salloc``), the command restarts
 itself as a step of it, by the rule of `samestep.launch.plan`.
-
-Python chooses a hash seed for each process, and it decides the order of sets. It can be set only before the
-interpreter starts, so a command that starts some ranks of a serial script, while other processes start the
-others, replaces itself by the same command with ``PYTHONHASHSEED`` set.
 """
 
 import shlex
@@ -19,7 +15,7 @@ from samestep.base.console import log
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
 from samestep.launch.job import Job, Program
-from samestep.launch.local.child import become
+from samestep.launch.local.child import become, interpreter
 from samestep.launchers.detect import UNLAUNCHED, detect
 
 
@@ -92,7 +88,7 @@ def _rerun(held: Allocation, command: list[str], *, dry_run: bool = False) -> No
 
 
 def _this_command() -> list[str]:
-    return [sys.executable, "-m", "samestep", *sys.argv[1:]]
+    return [*interpreter(), "-m", "samestep", *sys.argv[1:]]
 
 
 def step(job: Job, held: Allocation, command: Sequence[str]) -> list[str]:

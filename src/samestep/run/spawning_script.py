@@ -130,7 +130,7 @@ class _SpawnedWorkers:
     Args:
         fn: the function of each worker, whose first argument is the number of the worker.
         args: its further arguments.
-        count: number of workers.
+        names: name of each worker's process.
         watch: seeds a worker, runs the function in its contexts, and watches it.
         on_end: called when all have ended, with the cause if one has failed.
         node: the place of this process among those of other nodes that spawn as many; None on one node.
@@ -141,7 +141,7 @@ class _SpawnedWorkers:
         self,
         fn: Callable[..., Any],
         args: Sequence[Any],
-        count: int,
+        names: Sequence[str],
         *,
         watch: Watch,
         on_end: Callable[[Failure | None], None],
@@ -153,6 +153,7 @@ class _SpawnedWorkers:
         def entry(start: Start, pipe: ReportPipe) -> Report:
             redirect_in_fork()
             forget_parent()
+            multiprocessing.current_process().name = names[start.place.local_rank]  # scripts ask for it
             host, port = start.variables["MASTER_ADDR"], int(start.variables["MASTER_PORT"])
             prepare_groups(JobEndpoint(host, port, is_checked))
 
@@ -163,7 +164,7 @@ class _SpawnedWorkers:
 
         # The script's process may redirect files, but programs bind sockets in the folder of the workers.
         with unredirected(), ExitStack() as stack:
-            self._workers = stack.enter_context(started_workers(entry, count, node=node))
+            self._workers = stack.enter_context(started_workers(entry, len(names), node=node))
             self._undo = stack.pop_all()
         atexit.register(self._wait)  # torch's processes are waited for at the end of the script
 
@@ -295,11 +296,16 @@ class _StartedProcesses:
     """The processes that a script has started, and the workers in their place."""
 
     size: int  # number of processes, one for each rank; they get their ranks in the order of their starts
-    # forks as many workers, each of which calls a function with its rank; `inherits` is whether they keep the
-    # states of this process's generators
+    # forks workers with these names, each of which calls a function with its rank; `inherits` is whether they
+    # keep the states of this process's generators
     fork: Callable[..., _SpawnedWorkers]
     processes: list[Any] = field(default_factory=list)
     workers: _SpawnedWorkers | None = None
+
+    @property
+    def have_succeeded(self) -> bool:
+        """Whether all have been started, and have ended with exit code 0."""
+        return self.workers is not None and self.workers.have_succeeded
 
     def start(self, process: BaseProcess) -> None:
         """Act for `Process.start`.
@@ -320,7 +326,10 @@ class _StartedProcesses:
         started._popen = _WorkerAsPopen(self, len(self.processes))  # noqa: SLF001
         self.processes.append(process)
         if len(self.processes) == self.size:
-            self.workers = self.fork(lambda rank: self.processes[rank].run(), inherits=method == "fork")
+            names = [waiting.name for waiting in self.processes]
+            self.workers = self.fork(
+                lambda rank: self.processes[rank].run(), names=names, inherits=method == "fork"
+            )
             for waiting, pid in zip(self.processes, self.workers.pids(), strict=True):
                 waiting._sentinel = pidfd(pid)  # noqa: SLF001
 
@@ -467,7 +476,9 @@ class _Script:
             _refuse_or_log(how.needs_fork or ("A run on several nodes" if self.node else ""))
             return original(fn, args, nprocs, join, daemon, start_method)
         _share_tensors(args)
-        workers = self._fork(fn, args, nprocs, is_checked=self.node is not None)
+        context: Any = multiprocessing.get_context(start_method)
+        names = [context.Process().name for _ in range(nprocs)]
+        workers = self._fork(fn, args, names, is_checked=self.node is not None)
         if not join:
             return workers
         while not workers.join():
@@ -483,24 +494,22 @@ class _Script:
         self.calls += 1
         if not _can_fork():
             _refuse_or_log(f"-n {asked}")
-        if self.processes is None:
-            self.processes = _StartedProcesses(
-                asked, partial(self._fork, args=(), count=asked, is_checked=True)
-            )
+        if self.processes is None or self.processes.have_succeeded:  # it may start as many again
+            self.processes = _StartedProcesses(asked, partial(self._fork, args=(), is_checked=True))
         self.processes.start(process)
 
     def _fork(
         self,
         fn: Callable[..., Any],
         args: Sequence[Any],
-        count: int,
+        names: Sequence[str],
         *,
         is_checked: bool,
         inherits: bool = False,
     ) -> _SpawnedWorkers:
         how = self.how
         is_recorded = bool(self.started) and how.has_steps(self.started[-1].ranks)
-        watch, around = how.watch(count), how.again if is_recorded else how.around
+        watch, around = how.watch(len(names)), how.again if is_recorded else how.around
 
         def seeded(run: Callable[[], Ending], report: Callable[[Ending], None]) -> Ending:
             if not inherits:
@@ -511,7 +520,7 @@ class _Script:
         workers = _SpawnedWorkers(
             fn,
             args,
-            count,
+            names,
             watch=seeded,
             on_end=self._ended,
             node=self.node,

@@ -1,6 +1,6 @@
 """Reads the command that a job runs, and checks the numbers of its workers and GPUs on each node."""
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +75,6 @@ def per_node(
 
 VERBS = ("run", "train", "bench", "doctor")
 """The verbs that run on several workers."""
-_COUNT = re.compile(r"-n(=?\d*)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +82,9 @@ class JobCommand:
     """A command of samestep."""
 
     verb: str  # such as ``run``
-    arguments: tuple[str, ...]  # the words after it, without ``-n``
+    arguments: tuple[str, ...]  # the words after it
     name: str  # the default name of the job
-    workers: int | None = None  # the value of ``-n 4`` or ``-n4`` among the arguments; None without it
+    workers: int | None = None  # the number of workers that the arguments give; None without one
     resume: str = ""  # the last argument, in which a shell replaces variables; empty for none
 
     def words(self, workers: int | None = None) -> list[str]:
@@ -94,7 +93,7 @@ class JobCommand:
 
     def plain_words(self, workers: int | None = None) -> list[str]:
         """Return the words after ``samestep``; with ``-n`` if samestep starts the workers."""
-        count = [] if workers is None else ["-n", str(workers)]
+        count = [] if workers is None or self.workers is not None else ["-n", str(workers)]
         first = self.arguments[:1] if self.verb == "bench" else ()  # its commands have their own flags
         return [self.verb, *first, *count, *self.arguments[len(first) :]]
 
@@ -117,55 +116,20 @@ class JobCommand:
         return replace(self, resume=f"--resume={folder}")
 
 
-def parse_command(words: list[str]) -> JobCommand:
+def parse_command(words: Sequence[str], *, flags: int = 0, workers: int | None = None) -> JobCommand:
     """Return the command in `words`: a verb of samestep with its arguments, or a script for `run`.
 
-    Raises:
-        UsageError: ``-n`` has no number as its value, ``--nproc-per-node`` is given, or `run` has no program.
+    Args:
+        words: the command.
+        flags: how many words after `run` come before its program.
+        workers: the number of workers that the words give.
     """
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
-    flags, program = _own(verb, rest)
-    if verb == "run" and not program:
-        raise UsageError(
-            f"run {' '.join(rest)} names no existing script; give the path of one, -m MODULE, or "
-            "--no-python COMMAND."
-        )
-    workers, flags = _without_count(flags)
-    recipe = [word for word in rest[:1] if not word.startswith("-")]
-    name = slug(Path(program[0]).name.removesuffix(".py")) if program else slug("-".join([verb, *recipe]))
-    return JobCommand(verb=verb, arguments=(*flags, *program), name=name, workers=workers)
-
-
-def _own(verb: str, rest: list[str]) -> tuple[list[str], list[str]]:
-    """Split the words of `run` at its program: those after it are the program's."""
-    if verb != "run":
-        return rest, []
-    for at, word in enumerate(rest):
-        if not word.startswith("-") and (Path(word).is_file() or _is_named(rest[:at])):
-            return rest[:at], rest[at:]
-    return rest, []
-
-
-def _is_named(before: list[str]) -> bool:
-    """Return whether the word after these is a module or an executable."""
-    return any(word in ("-m", "--module", "--no-python", "--no_python") for word in before[-1:])
-
-
-def _without_count(words: list[str]) -> tuple[int | None, list[str]]:
-    """Return the value of ``-n 4`` or ``-n4`` among samestep's own words, and the other words."""
-    for word in words:
-        if _is(word.replace("_", "-"), "--nproc-per-node"):
-            raise UsageError(
-                f"{word} after the verb starts workers for which the job has no resources. Give it to the "
-                "job: submit slurm --nproc-per-node 4 run ..."
-            )
-    at = next((at for at, word in enumerate(words) if _COUNT.match(word)), None)
-    if at is None or words[at:] == ["-n"]:
-        return None, words
-    count, rest = (words[at][2:], words[at + 1 :]) if words[at] != "-n" else (words[at + 1], words[at + 2 :])
-    if not count.isdecimal():
-        raise UsageError(f"-n {count} is not a number of workers.")
-    return int(count), [*words[:at], *rest]
+    if verb == "run":
+        name = slug(Path(rest[flags]).name.removesuffix(".py"))
+    else:
+        name = slug("-".join([verb, *(word for word in rest[:1] if not word.startswith("-"))]))
+    return JobCommand(verb=verb, arguments=tuple(rest), name=name, workers=workers)
 
 
 def _is(word: str, flag: str) -> bool:

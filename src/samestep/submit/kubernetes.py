@@ -35,6 +35,8 @@ _SECRET_MODE = 0o440  # the mounted file's group is --fs-group, or root's
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
 """A name of a Service, short enough that those of its pods are names of hosts."""
 _PLAIN = re.compile(r"-{0,2}[A-Za-z_/]([\w./:-]*[\w/])?", re.ASCII)
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON contains as they are, and that YAML refuses or takes for line breaks."""
 _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
@@ -273,7 +275,7 @@ def _scalar(value: object) -> str:
     """Return a value as YAML; text that YAML could take for something else is quoted as in JSON."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 _ENDS = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}

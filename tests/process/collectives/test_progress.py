@@ -1,12 +1,16 @@
 """The progress of collectives in shared memory is counted per group."""
 
+import warnings
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from samestep.base.errors import OutOfStep
 from samestep.ranks.collectives.shared_memory import on_one_host
 from samestep.ranks.hang.flight_recorder import PROGRESS, CollectiveCount, Recorder, ranks_of
 from samestep.ranks.hang.flight_recorder import SHARED_MEMORY as GROUP
+from samestep.ranks.hang.rank_status import RankStatus, SharedMemoryStore, Wait, parse_statuses
 from support.subgroup import Subgroup
 
 NAMES = f"{GROUP} of ranks 0, 1", f"{GROUP} of ranks 1, 2"
@@ -60,3 +64,22 @@ def refused(world):
 
 def test_a_refused_call_counts_as_ended(processes):
     assert processes.run(refused, 2) == [(CollectiveCount(1, 1), None, "all_reduce")] * 2
+
+
+def with_many_tensors(world):
+    """Call collectives of many tensors, and post them as those of a rank that waits; return what is read."""
+    PROGRESS.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        for _ in range(9):
+            dist.all_reduce_coalesced([torch.ones(1000 + number) for number in range(60)])
+    recorder, store = Recorder(), SharedMemoryStore(1)
+    recent = next(calls for group in recorder.counts() if (calls := recorder.recent(group)))
+    wait = Wait(op="all_reduce", seq=9, group="0", ranks=(), age_s=1.0, recent=recent)
+    store.post(RankStatus(generation=0, beat=1, wait=wait).to_bytes())
+    return len(recent), [status.wait == wait for status in parse_statuses(store.read()).values()]
+
+
+def test_the_status_of_a_rank_that_waits_with_many_tensors_can_be_read(processes):
+    """It was longer than the memory for it, and a rank that waited was reported as not responding."""
+    assert processes.run(with_many_tensors, 2) == [(8, [True])] * 2

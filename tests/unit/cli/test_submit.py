@@ -92,6 +92,43 @@ def test_a_job_may_run_a_script_that_one_process_starts(submit, arguments):
     assert out.rstrip().endswith(str(arguments[-1]))
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "tasks"),
+    [
+        (["run", "-n4", "train.py", "-n", "3"], "train", 4),
+        (["run", "--workers", "4", "train.py"], "train", 4),
+        (["run", "--num_processes=4", "train.py"], "train", 4),
+        (["run", "--config", "none.toml", "-n", "4", "train.py"], "train", 4),
+        (["run", "-m", "-n", "4", "on.nodes"], "on.nodes", 4),
+        (["train", "digits", "--workers", "4"], "train-digits", 4),
+        (["bench", "all-reduce", "-n", "4"], "bench-all-reduce", 4),
+        (["train.py", "-n", "3"], "train", 1),
+    ],
+)
+def test_a_job_has_a_task_for_each_worker_that_its_command_asks_for(submit, tmp_path, words, name, tasks):
+    """A file among the options was taken for the program, and --workers for a word of no meaning."""
+    (tmp_path / "none.toml").touch()
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)\n")
+
+    code, out, err = submit("slurm", "--dry-run", *words)
+
+    assert (code, err) == (0, "")
+    assert f"--job-name={name}\n" in out
+    assert f"--ntasks-per-node={tasks}\n" in out
+    assert " ".join(words) in out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["-n=4"], ["--nproc-per-node", "4"], ["--nproc_per_node=4"], ["--ntasks-per-node", "4"], ["-n", "auto"]],
+)
+def test_workers_for_which_the_job_has_no_resources_are_refused(submit, tmp_path, flags):
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)\n")
+
+    assert submit("slurm", "--dry-run", "run", *flags, "train.py")[0] == 2
+    assert "--ntasks-per-node=1\n" in submit("slurm", "--dry-run", "run", "train.py", *flags)[1]
+
+
 def test_a_site_has_defaults_for_its_jobs_and_a_flag_overrides_them(submit):
     site = '[slurm]\npartition = "gpu"\naccount = "physics"\ncpus-per-task = 8\n'
 

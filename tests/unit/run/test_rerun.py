@@ -1,12 +1,14 @@
 """In a shell that holds an allocation from a login node, ``samestep run`` starts itself with srun."""
 
 import shutil
+import sys
 
 import pytest
 
+from samestep.base import env
 from samestep.base.errors import UsageError
 from samestep.launch.job import Job, Program
-from samestep.run.rerun import Allocation, allocation, one_task, step
+from samestep.run.rerun import Allocation, allocation, one_task, rerun_in_allocation, step
 from support.recordings import recording
 
 SHELL = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
@@ -78,3 +80,14 @@ def test_a_machine_without_srun_is_refused(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UsageError, match="no srun here"):
         step(job(), Allocation(job="12", nodes=1, tasks=1), COMMAND)
+
+
+def test_the_interpreter_of_the_tasks_has_the_options_of_this_one(monkeypatch, capsys):
+    """``python -O -W error -m samestep run`` ran its tasks without them."""
+    monkeypatch.setattr(env, "snapshot", lambda: SHELL)
+    monkeypatch.setattr(sys, "warnoptions", ["error::FutureWarning"])
+    monkeypatch.setattr(sys, "argv", ["samestep", "run", "train.py"])
+
+    assert rerun_in_allocation(job(), dry_run=True)
+    words = capsys.readouterr().out.split()
+    assert "-Werror::FutureWarning" in words[words.index(sys.executable) : words.index("-m")]

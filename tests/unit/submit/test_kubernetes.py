@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
@@ -107,7 +107,12 @@ def test_a_pod_of_an_indexed_job_without_a_number_of_workers_is_a_single_process
     assert detect({"JOB_COMPLETION_INDEX": "3"}).place.size == 1
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), max_size=6))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1), max_size=6
+    )
+)
+@example(["a\x85b", "\x7f", "\ufffe", "\u2028", "\ufeff"])
 def test_kubernetes_passes_arguments_on_unchanged(arguments):
     made = documents(manifest(job("train", "digits", "--x", *arguments, per_node=1, gpus_per_node=0)))
     words = containers(made)[0]["command"]

@@ -181,21 +181,11 @@ def test_a_given_folder_to_resume_is_kept():
     assert text.count("--resume") == 1
 
 
-def test_a_number_of_workers_before_the_script_is_that_of_the_job(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-
-    assert parse_command(["run", "-n", "4", "--device", "cpu", "train.py", "-n", "3"]).workers == 4
-    assert parse_command(["run", "-n", "4", "train.py", "-n", "3"]).words(8) == [
-        "run",
-        "-n",
-        "8",
-        "train.py",
-        "-n",
-        "3",
-    ]
-    assert parse_command(["train.py", "-n", "3"]).workers is None
-    assert parse_command(["run", "-n4", "train.py", "-n3"]).words(8) == ["run", "-n", "8", "train.py", "-n3"]
+def test_a_number_of_workers_of_the_command_is_not_given_twice():
+    words = ["run", "-n", "4", "--device", "cpu", "train.py", "-n", "3"]
+    assert parse_command(words, flags=4, workers=4).words(4) == words
+    assert parse_command(words, flags=4, workers=4).name == "train"
+    assert parse_command(["train.py", "-n", "3"]).words(2) == ["run", "-n", "2", "train.py", "-n", "3"]
     assert parse_command(["bench", "all-reduce", "--sizes", "4"]).words(2) == [
         "bench",
         "all-reduce",
@@ -204,20 +194,6 @@ def test_a_number_of_workers_before_the_script_is_that_of_the_job(tmp_path, monk
         "--sizes",
         "4",
     ]
-    with pytest.raises(UsageError, match=r"nowhere.py"):
-        parse_command(["run", "--device", "cpu", "nowhere.py"])
-
-
-@pytest.mark.parametrize(
-    "flags", [["-n=4"], ["--nproc-per-node", "4"], ["--nproc_per_node=4"], ["--nproc-per-node=4"]]
-)
-def test_workers_for_which_the_job_has_no_resources_are_refused(flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-
-    with pytest.raises(UsageError, match=flags[0].partition("=")[0]):
-        parse_command(["run", *flags, "train.py"])
-    assert parse_command(["run", "train.py", *flags]).workers is None
 
 
 def test_a_flag_overrides_the_default_of_the_site_and_a_container_its_venv():

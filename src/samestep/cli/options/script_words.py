@@ -127,6 +127,12 @@ _LIKE = 0.8
 """Likeness from which an option is a misspelled one: ``--stepz`` is ``--steps``, ``--b`` not ``--bind``."""
 
 
+def is_typed(name: str, context: Any) -> bool:
+    """Return whether a parameter of a command was given in its words, and not by a file or a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def names_after(target: str, words: Sequence[str]) -> list[str]:
     """Return the options between a target and ``--`` in a command; none if ``--`` is before the target.
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -301,12 +302,17 @@ def has_common_group(size: int) -> bool:
     return method is not None or bool(c10d.is_initialized()) or sys.excepthook is not sys.__excepthook__
 
 
+def interpreter() -> list[str]:
+    """Return the words that start this interpreter again, with its options, such as ``-O`` and ``-W``."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def become(program: Program) -> Report:
     """Replace this process by the executable; return only if that fails."""
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and an ignored signal stays ignored after exec
         with suppress(AttributeError):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-    command = program.command(sys.executable)
+    command = program.command(*interpreter())
     withdraw()
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell, as intended

@@ -12,7 +12,6 @@ a notebook or prompt that cannot          threads of this process, on the CPU
 """
 
 import multiprocessing.spawn
-import multiprocessing.util
 import os
 import pickle
 import sys
@@ -28,7 +27,7 @@ from samestep.base.errors import UsageError, WorkerFailed
 from samestep.base.machine.description import refuse_beyond_memory
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted
-from samestep.launch.local.child import Entry, Report, ReportPipe, Start
+from samestep.launch.local.child import Entry, Report, ReportPipe, Start, interpreter
 from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads
 from samestep.launch.local.hosting import Ending, ending_of, exited, leave
 from samestep.launch.local.local_backend import Round, places, worker_variables
@@ -170,10 +169,9 @@ def _fresh_entry(call: Call, fn: Callable[..., Any], args: Sequence[Any]) -> Ite
             opened = os.open(f"/proc/self/fd/{payload.fileno()}", os.O_RDONLY)
             for fd in (opened, pipe.fd):
                 os.set_inheritable(fd, True)  # noqa: FBT003 - no keyword there
-            flags = multiprocessing.util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
             withdraw()
             start = _START.format(payload=opened, pipe=pipe.fd)
-            os.execv(sys.executable, [sys.executable, *flags, "-c", start])  # noqa: S606
+            os.execv(sys.executable, [*interpreter(), "-c", start])  # noqa: S606
 
         yield entry
 

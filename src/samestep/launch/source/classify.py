@@ -40,6 +40,7 @@ from samestep.launch.source.names import (
     Names,
     assigned,
     is_one_of,
+    names_of,
     prefixed,
     reached_nodes,
     used_names,
@@ -314,10 +315,10 @@ def classify(
 
 
 def _kind_of(modules: Sequence[Module], script: Path, flag: str) -> ScriptKind:
-    reached = reached_nodes(modules, main=script)
+    reached, names = reached_nodes(modules, main=script), names_of(modules)
     findings = _Findings()
-    for file, tree in modules:
-        _search(file, reached[file], Names(tree), findings)
+    for file, _ in modules:
+        _search(file, reached[file], names[file], findings)
     return findings.kind(flag)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from samestep.base.env import Environment
 from samestep.base.place import Place
-from samestep.launch.source.names import Module, Names, assigned
+from samestep.launch.source.names import Module, Names, assigned, names_of
 from samestep.launchers.registry import BY_NAME, FIELDS, LAUNCHERS
 
 _PREFIXES = ("SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL", "FLUX_TASK_", "FLUX_JOB_")
@@ -193,7 +193,7 @@ def without_launcher(
         is_set: whether a launcher has set a variable; what depends on such a variable is kept.
         arguments: the script's arguments; an option of argparse that is not among them has its default.
     """
-    names = {file: Names(tree) for file, tree in modules}
+    names = names_of(modules)
     facts = _Facts({}, is_set, creates_group=False, arguments=arguments)
     stored: set[str] = set()
     for file, tree in modules:

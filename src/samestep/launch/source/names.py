@@ -6,12 +6,13 @@ named, one whose name is a string.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 _MEANINGS = 8  # maximum number of bindings of one name; a name that is bound more often is not a launcher's
+_MOST_NAMES = 64  # maximum number of names of one expression, in the modules that import it from each other
 
 
 class Names:
@@ -25,14 +26,17 @@ class Names:
     ['torch.distributed.barrier']
     """
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, modules: "Mapping[str, Sequence[Names]] | None" = None) -> None:
         self._bound: dict[str, list[str]] = {}
         self._starred: list[str] = []
+        self._modules = {} if modules is None else modules  # filled later, when there are all
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._import(node)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 self._import_from(node, node.module)
+            elif isinstance(node, ast.ImportFrom) and modules is not None:
+                self._import_from(node, f".{node.module}" if node.module else "")
         for node in ast.walk(tree):
             for target, value in assigned(node):
                 if isinstance(target, ast.Name):
@@ -52,8 +56,23 @@ class Names:
         if not isinstance(node, ast.Name):
             return
         rest = [*reversed(parts)]
-        for start in self._bound.get(node.id) or [f"{module}.{node.id}" for module in self._starred]:
-            yield ".".join([start, *rest])
+        names = [".".join([start, *rest]) for start in self.starts(node.id)]
+        for name in names:
+            yield name
+            names += [further for further in self._imported(name) if further not in names]
+            if len(names) > _MOST_NAMES:
+                return
+
+    def starts(self, name: str) -> list[str]:
+        """Return the full names of a name of this module."""
+        return self._bound.get(name) or [f"{module}.{name}" for module in self._starred]
+
+    def _imported(self, name: str) -> Iterator[str]:
+        """Yield what a full name is in the user's modules that it is imported from: they import it too."""
+        parts = name.split(".")
+        for at, part in enumerate(parts[1:], 1):
+            for module in self._modules.get(parts[at - 1], ()):
+                yield from (".".join([start, *parts[at + 1 :]]) for start in module.starts(part))
 
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -71,6 +90,19 @@ class Names:
         known = self._bound.setdefault(target, [])
         if name not in known and len(known) < _MEANINGS:
             known.append(name)
+
+
+def names_of(modules: Iterable["Module"]) -> "dict[Path, Names]":
+    """Return the names in each of a script's modules, which may import them from each other.
+
+    Modules are compared by the last part of their names: several can be meant.
+    """
+    by_name: dict[str, list[Names]] = {}
+    names = {file: Names(tree, by_name) for file, tree in modules}
+    for file, of_file in names.items():
+        last = file.parent.name if file.name == "__init__.py" else file.stem
+        by_name.setdefault(last, []).append(of_file)
+    return names
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

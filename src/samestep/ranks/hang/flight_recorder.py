@@ -64,6 +64,7 @@ def progress_of(ranks: Sequence[int], size: int, carrier: str) -> Progress:
 
 
 _RECENT = 8  # number of collectives that are compared between ranks: a guess, as ranks drift apart by few
+_INPUTS = 4  # number of a collective's inputs that are listed; a status has limited space
 _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 """torch's names of data types, by the recorder's."""
 _UNEQUAL = ("gather", "scatter", "all_to_all")
@@ -172,8 +173,11 @@ def _data(entry: dict[str, Any]) -> str:
     """Return size and type of a collective's input as text; empty if ranks may have different inputs."""
     if any(part in _name(entry) for part in _UNEQUAL):
         return ""
-    pairs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
-    return ", ".join(f"{prod(size)} {_TYPES.get(kind, kind.lower())}" for size, kind in pairs)
+    pairs = [*zip(entry["input_sizes"], entry["input_dtypes"], strict=False)]
+    listed = [f"{prod(size)} {_TYPES.get(kind, kind.lower())}" for size, kind in pairs[:_INPUTS]]
+    if len(pairs) > _INPUTS:
+        listed.append(f"... ({len(pairs)} tensors of {sum(prod(size) for size, _ in pairs)} elements)")
+    return ", ".join(listed)
 
 
 def _group(entry: dict[str, Any]) -> str:

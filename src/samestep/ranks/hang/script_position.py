@@ -65,6 +65,17 @@ def main_frames() -> list[FrameType]:
     return frames_of(threading.main_thread().ident)
 
 
+def position_of(frames: Iterable[FrameType]) -> int:
+    """Return a number that changes when a thread moves, except within samestep, which polls as it waits."""
+    return hash(
+        tuple(
+            (id(frame.f_code), frame.f_lasti)
+            for frame in frames
+            if not frame.f_code.co_filename.startswith(PACKAGE)
+        )
+    )
+
+
 def line_of(frames: Iterable[FrameType]) -> str:
     """Return the innermost line of the script in `frames`, as ``file:line``; empty without one."""
     for frame in frames:

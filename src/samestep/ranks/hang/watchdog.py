@@ -30,6 +30,7 @@ from samestep.ranks.hang.script_position import (
     ddp_part_of_traceback,
     line_of,
     main_frames,
+    position_of,
     with_text,
 )
 
@@ -50,6 +51,7 @@ class StatusSampler:
         """Seconds for which the counts of a group, or a call of the script, have not changed."""
         self._running: dict[Hashable, Wait | None] = {}
         """The running collective that the recorder returned for these counts."""
+        self._position = 0  # of the main thread, which does not wait for a collective while it moves
         self._given_up: Call | None = None  # a call that has failed; it is posted until the rank waits again
         self.circle = ""
         """The ranks that wait for each other, as text; posted until the call of this rank has ended."""
@@ -61,7 +63,7 @@ class StatusSampler:
 
         `passed_s` is added to the age of waits since the previous sample.
         """
-        before, call, (blocked, line, part) = self.last, self._recorded(), _main_thread()
+        before, call, (blocked, line, part) = self.last, self._recorded(), self._main_thread()
         counts, has_joined = self._recorder.counts(), has_group()
         if call is None:
             self.circle = ""
@@ -87,6 +89,21 @@ class StatusSampler:
             circle=self.circle,
         )
         return self.last
+
+    def _main_thread(self) -> tuple[BlockedCall | None, str, str]:
+        """Return the call in which the main thread waits, its line of the script, and `ddp_part`.
+
+        If it has moved since the last sample, it waits for no collective: the script has only begun those
+        that run, to wait for them later, or another thread waits for them.
+
+        The frames are released at once: if their owner returned while this thread holds them, their objects
+        would be finalized in this thread.
+        """
+        frames, before = main_frames(), self._position
+        self._position = position_of(frames)
+        if self._position != before:
+            self._ages = {key: age for key, age in self._ages.items() if isinstance(key, Call | BlockedCall)}
+        return blocked_in(frames), line_of(frames), ddp_part(frames)
 
     def give_up(self, call: Call) -> None:
         """Record that a call has failed, and that this rank no longer waits in it."""
@@ -140,16 +157,6 @@ def _wait_of(call: Call, *, age_s: float) -> Wait:
     return Wait(
         op=call.op, seq=None, group="", ranks=ranks, age_s=age_s, number=call.number, alone=call.alone
     )
-
-
-def _main_thread() -> tuple[BlockedCall | None, str, str]:
-    """Return the call in which the main thread waits, its line of the script, and `ddp_part`.
-
-    The frames are released at once: if their owner returned while this thread holds them, their objects would
-    be finalized in this thread.
-    """
-    frames = main_frames()
-    return blocked_in(frames), line_of(frames), ddp_part(frames)
 
 
 INTERVAL_S = 0.5

@@ -160,6 +160,29 @@ def test_relative_imports_are_followed_from_their_own_package(tmp_path):
     assert classify(script, roots=[tmp_path]).kind == "native"
 
 
+@pytest.mark.parametrize(
+    ("statement", "group"),
+    [
+        ("from common import *", "dist"),
+        ("from common import dist as d", "d"),
+        ("import common as c", "c.dist"),
+        ("from again import *", "dist"),
+        ("from pack.common import *", "dist"),
+        ("from pack import dist", "dist"),
+    ],
+)
+def test_what_a_module_of_the_user_has_imported_is_found_under_its_names(tmp_path, statement, group):
+    """Such a script was run once, and failed at the missing RANK."""
+    written(tmp_path, "import torch.distributed as dist\nfrom again import *\n", "common.py")
+    written(tmp_path, "from common import *\n", "again.py")
+    written(tmp_path, "from .common import *\n", "pack/__init__.py")
+    written(tmp_path, "from torch import distributed as dist\n", "pack/common.py")
+
+    found = classify(written(tmp_path, f"{statement}\n{group}.init_process_group('gloo')"))
+    assert (found.kind, found.evidence.name) == ("native", "torch.distributed.init_process_group")
+    assert classify(written(tmp_path, f"{statement}\nprint({group})")).kind == "serial"
+
+
 def test_imports_are_searched_in_further_folders_and_the_first_match_counts(tmp_path):
     written(tmp_path, "import torch.distributed as d\ndef go(): d.init_process_group()", "lib/mine/go.py")
     script = written(tmp_path, "from mine import go\ngo.go()", "tools/train.py")

@@ -1,6 +1,7 @@
 """The call in which a thread waits is found in its frames, or in the record of messages."""
 
 import gc
+import sys
 import weakref
 from pathlib import Path
 from threading import Event, Thread
@@ -9,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from samestep.ranks.hang import script_position, watchdog
+from samestep.base.worker_records import callers
+from samestep.ranks.hang import flight_recorder, script_position, watchdog
 from samestep.ranks.hang.current_call import CallRecord, call_of_main_thread, recorded_messages
-from samestep.ranks.hang.script_position import blocked_in, main_frames
+from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, progress_of
+from samestep.ranks.hang.script_position import blocked_in, main_frames, position_of
 from samestep.ranks.hang.watchdog import StatusSampler
 
 
@@ -92,6 +95,27 @@ def test_the_age_of_a_wait_is_the_time_between_its_samples(sampler):
     assert waited(2, 0.6, sampler)[0] is None
     wait, _ = waited(3, 0.6, sampler)
     assert (wait.op, wait.ranks, wait.age_s) == ("barrier", (), 1.2)
+
+
+@pytest.mark.parametrize(("positions", "waits"), [((1, 1, 1, 1), True), ((1, 2, 1, 2), False)])
+def test_a_rank_that_moves_does_not_wait_for_the_collective_that_it_has_begun(
+    sampler, monkeypatch, positions, waits
+):
+    """A rank that computed for long while another one had to call the collective was reported to wait."""
+    at = iter(positions)
+    monkeypatch.setattr(watchdog, "position_of", lambda _: next(at))
+    monkeypatch.setattr(flight_recorder, "PROGRESS", {})
+    progress_of((0, 1), 2, SHARED_MEMORY).enter("all_reduce")
+
+    assert (sampled(4, 0.6, sampler) is not None) is waits
+
+
+def test_the_position_of_a_thread_changes_with_its_place_and_that_of_a_caller():
+    def position():
+        return position_of(callers(sys._getframe()))
+
+    again = [position() for _ in range(2)]
+    assert again[0] == again[1] != position()
 
 
 def test_a_message_counts_as_a_wait_from_its_second_sample(sampler):
