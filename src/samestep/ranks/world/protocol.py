@@ -155,7 +155,7 @@ class DerivedWorld:
 
     def average_later(self: World, tensor: Tensor) -> Work:
         """See `World.average_later`."""
-        tensor.div_(self.place.size)
+        tensor.detach().div_(self.place.size)
         return self.all_reduce_later(tensor)
 
     def sum(self: World, value: float) -> float:
