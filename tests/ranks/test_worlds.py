@@ -1,6 +1,7 @@
 """Worlds of threads and the world of one rank keep the contract of `World`."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -330,3 +331,9 @@ def test_print_prints_on_rank_0_only(capsys):
     run_ranks(lambda world: world.print("hello", world.place.rank), 3)
 
     assert capsys.readouterr().out == "hello 0\n"
+
+
+def test_the_threads_of_the_ranks_have_left_the_system_when_the_results_are_returned():
+    for _ in range(20):
+        ranks = run_ranks(lambda _: threading.get_native_id(), 4)
+        assert not any(Path(f"/proc/self/task/{rank}").exists() for rank in ranks)
