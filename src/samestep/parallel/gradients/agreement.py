@@ -162,6 +162,8 @@ def check_equal(world: World, tensors: Mapping[str, Tensor]) -> None:
 
     Costs one pass over the tensors and one all-gather of 8 bytes per tensor.
     """
+    if not tensors:
+        return
     checksums_here = torch.stack([checksum(tensor).to(world.device) for tensor in tensors.values()])
     rows = torch.stack(world.all_gather(checksums_here)).tolist()  # (ranks, tensors)
     for column, name in enumerate(tensors):
