@@ -146,6 +146,11 @@ def of_odd_kinds(world):
     tokens, conjugate = torch.full((3,), rank, dtype=torch.uint16), torch.tensor([1 + 2j, rank]).conj()
     gathered = [every[1].tolist() for every in map(world.all_gather, (tokens, conjugate))]
     world.broadcast(tokens, src=1)
+    if rank == 1:
+        world.send(conjugate, dst=0)
+    else:
+        world.recv(received := torch.empty_like(conjugate), src=1)
+        assert received.tolist() == [1 - 2j, 1]
     world.all_reduce_later(conjugate).wait()
     return gathered, tokens.tolist(), conjugate.tolist()
 

@@ -126,7 +126,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._message(dist.isend, self._sendable(tensor.detach().contiguous()), op="send", peer=dst)
+        self._message(dist.isend, self._sendable(as_contiguous(tensor)), op="send", peer=dst)
 
     def recv(self, tensor: Tensor, src: int) -> None:
         """See `World.recv`."""
