@@ -345,7 +345,9 @@ def load_weights(
     where = "the mapping" if isinstance(source, Mapping) else str(source)
     contents = source if isinstance(source, Mapping) else _contents(Path(source))
     for name, value in contents.items():
-        if not isinstance(value, Tensor) and not str(name).endswith("_extra_state"):
+        if not isinstance(name, str):
+            raise CheckpointError(f"{where} is no state dict: its key {name!r:.40} is not a name.")
+        if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
             raise CheckpointError(
                 f"{where} is no state dict: its {name} is a {type(value).__name__}. Pass the state dict that "
                 f"it has, as in load_weights(torch.load(FILE)[{name!r}])."
