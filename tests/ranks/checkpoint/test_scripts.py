@@ -124,7 +124,7 @@ def test_a_pass_that_is_resumed_draws_the_random_numbers_of_an_uninterrupted_one
 
 
 @pytest.mark.parametrize("step", [2.0, "2", -1])
-def test_a_step_whose_checkpoint_would_not_be_found_is_refused(tmp_path, step):
+def test_a_step_that_is_no_number_of_completed_steps_is_refused(tmp_path, step):
     with pytest.raises(CheckpointError, match="step="):
         samestep.save(tmp_path, step=step, world=SoloWorld(), model=network())
 
