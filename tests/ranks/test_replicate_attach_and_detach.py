@@ -22,6 +22,12 @@ def normed(seed=0, dtype=torch.float64):
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), network(seed, dtype)).to(dtype)
 
 
+def with_sparse_buffer():
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    return model
+
+
 def test_all_ranks_begin_with_the_values_of_rank_0():
     def on_rank(world):
         torch.manual_seed(world.place.rank)  # the threads share one generator: any values will do
@@ -29,6 +35,8 @@ def test_all_ranks_begin_with_the_values_of_rank_0():
         model.register_buffer("flags", torch.tensor([True, False]) ^ bool(world.place.rank))
         model.register_buffer("nothing", torch.zeros(0))
         model.register_buffer("odd_bytes", torch.tensor([world.place.rank], dtype=torch.int8))
+        model.register_buffer("expanded", torch.full((1, 2), float(world.place.rank)).expand(3, 2))
+        model.register_buffer("conjugate", torch.tensor([1 + 1j * world.place.rank]).conj())
         model[1].running_mean.fill_(world.place.rank)
         model.to(memory_format=torch.channels_last if world.place.rank else torch.contiguous_format)
         with replicate(model, world):
@@ -78,6 +86,7 @@ def test_models_that_differ_are_refused_on_all_ranks_with_the_first_difference(b
         (nn.Embedding(3, 2, sparse=True), {}, "sparse=False"),
         (nn.Sequential(nn.LazyLinear(3)), {}, r"0\.weight"),
         (nn.Linear(2, 2, device="meta"), {}, "meta"),
+        (with_sparse_buffer(), {}, "adjacency .*sparse_coo"),
         (
             nn.Linear(2, 2),
             {"sync": "telepathy"},

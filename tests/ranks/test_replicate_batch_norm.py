@@ -502,7 +502,9 @@ def test_a_graph_with_local_batch_norm_can_be_kept_for_a_second_backward(trainin
 # instance norm
 
 
-@pytest.mark.parametrize(("shares", "batch_norm"), [([3, 3], "local"), ([6, 0], "global")], ids=str)
+@pytest.mark.parametrize(
+    ("shares", "batch_norm"), [([3, 3], "local"), ([4, 2], "local"), ([6, 0], "global")], ids=str
+)
 def test_running_statistics_of_instance_norm_are_the_serial_ones(shares, batch_norm):
     def make():
         return nn.Sequential(Scale(), nn.InstanceNorm1d(3, affine=True, track_running_stats=True)).double()

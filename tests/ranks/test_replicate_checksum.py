@@ -80,6 +80,14 @@ def test_a_non_persistent_buffer_may_differ():
     run_ranks(on_rank, 2)
 
 
+def test_a_model_without_tensors_is_equal():
+    def on_rank(world):
+        with replicate(nn.Flatten(), world) as replicas:
+            replicas.check()
+
+    run_ranks(on_rank, 2)
+
+
 def test_nan_in_the_same_places_is_equal():
     def on_rank(world):
         model = network()

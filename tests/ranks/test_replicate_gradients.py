@@ -219,11 +219,12 @@ def test_a_model_of_mixed_dtypes(sync):
     assert_serial(parallel(plain, sync, [4, 3], build=Mixed), serial(plain, build=Mixed), tolerance=1e-5)
 
 
-def test_complex_gradients_that_are_conjugated_lazily(sync):
+@pytest.mark.parametrize("initial", [torch.resolve_conj, torch.conj])
+def test_complex_weights_and_gradients_that_are_conjugated_lazily(sync, initial):
     class Turn(nn.Module):
         def __init__(self):
             super().__init__()
-            self.turn = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128))
+            self.turn = nn.Parameter(initial(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128)))
 
     def turned(model, inputs, weight):
         loss = (model.turn.conj() * inputs[:, :2] * (1 + 2j)).real.sum() * weight / max(len(inputs), 1)

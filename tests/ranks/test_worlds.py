@@ -1,6 +1,7 @@
 """Worlds of threads and the world of one rank keep the contract of `World`."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,8 +192,15 @@ def test_on_main_runs_once_and_gives_its_result_to_all(size):
     assert calls == [0]
 
 
+class Locked(OSError):
+    """An error that pickles, and cannot be made again from its message."""
+
+    def __init__(self, name, owner):
+        super().__init__(f"{name} is locked by {owner}")
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("error", [UsageError("no such folder"), ValueError("odd")])
+@pytest.mark.parametrize("error", [UsageError("no such folder"), ValueError("odd"), Locked("a", "b")])
 def test_an_error_on_main_is_raised_on_every_rank(size, error):
     def fail():
         raise error
@@ -207,6 +215,15 @@ def test_an_error_on_main_is_raised_on_every_rank(size, error):
     first, *others = everywhere(fn, size)
     assert first == (type(error), True)
     assert others == [(UsageError if isinstance(error, UsageError) else WorldError, True)] * (size - 1)
+
+
+def test_a_result_on_main_that_cannot_be_sent_is_an_error_on_every_rank():
+    def fn(world):
+        with pytest.raises(WorldError, match="cannot pickle"):
+            world.on_main(threading.Lock)
+        return world.sum(1.0)
+
+    assert run_ranks(fn, 2) == [2.0, 2.0]
 
 
 def test_main_first_runs_rank_0_before_the_others():
@@ -314,3 +331,9 @@ def test_print_prints_on_rank_0_only(capsys):
     run_ranks(lambda world: world.print("hello", world.place.rank), 3)
 
     assert capsys.readouterr().out == "hello 0\n"
+
+
+def test_the_threads_of_the_ranks_have_left_the_system_when_the_results_are_returned():
+    for _ in range(20):
+        ranks = run_ranks(lambda _: threading.get_native_id(), 4)
+        assert not any(Path(f"/proc/self/task/{rank}").exists() for rank in ranks)

@@ -138,3 +138,22 @@ def test_collectives_of_the_back_end_among_all_ranks_are_correct(processes, coll
     call = Call(**{**vars(call), **fields, "dtype": dtype, "op": op})
 
     assert problems(processes, call) == []
+
+
+def of_odd_kinds(world):
+    """Return what rank 1's tensors are on each rank, and the sums of lazy conjugates."""
+    rank = world.place.rank
+    tokens, conjugate = torch.full((3,), rank, dtype=torch.uint16), torch.tensor([1 + 2j, rank]).conj()
+    gathered = [every[1].tolist() for every in map(world.all_gather, (tokens, conjugate))]
+    world.broadcast(tokens, src=1)
+    if rank == 1:
+        world.send(conjugate, dst=0)
+    else:
+        world.recv(received := torch.empty_like(conjugate), src=1)
+        assert received.tolist() == [1 - 2j, 1]
+    world.all_reduce_later(conjugate).wait()
+    return gathered, tokens.tolist(), conjugate.tolist()
+
+
+def test_the_back_end_moves_types_that_it_cannot_reduce_and_lazy_conjugates(processes):
+    assert processes.run(of_odd_kinds, 2) == [([[1] * 3, [1 - 2j, 1]], [1] * 3, [2 - 4j, 1])] * 2

@@ -17,6 +17,7 @@ from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 from samestep.training.checkpoint.newest import steps_in
 from samestep.training.checkpoint.read import read
+from support.iterable_data_sets import Counting
 from support.snapshots import names, network, same, stepped
 
 NUMBERS = TensorDataset(torch.arange(23))
@@ -104,6 +105,30 @@ def test_the_random_state_is_restored(tmp_path):
     samestep.load(tmp_path, world=SoloWorld(), model=model)
 
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("data", [range(8), Counting(8)], ids=["indexed", "stream"])
+def test_a_pass_that_is_resumed_draws_the_random_numbers_of_an_uninterrupted_one(tmp_path, data):
+    def draws(*, loaded):
+        loader = samestep.shard(data, batch_size=2, world=SoloWorld())
+        if loaded:
+            samestep.load(tmp_path, world=SoloWorld(), model=network(), loader=loader)
+        for step, _ in enumerate(loader, start=1):
+            yield float(torch.rand(()))
+            if step == 2 and not loaded:
+                samestep.save(tmp_path, step=2, world=SoloWorld(), model=network(), loader=loader)
+
+    uninterrupted = list(draws(loaded=False))
+
+    assert list(draws(loaded=True)) == uninterrupted[2:]
+
+
+@pytest.mark.parametrize("step", [2.0, "2", -1])
+def test_a_step_that_is_no_number_of_completed_steps_is_refused(tmp_path, step):
+    with pytest.raises(CheckpointError, match="step="):
+        samestep.save(tmp_path, step=step, world=SoloWorld(), model=network())
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_load_on_another_number_of_ranks_warns_of_different_random_numbers(tmp_path):

@@ -10,6 +10,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    RandomSampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -278,6 +279,12 @@ class Endless(Dataset):
         return index
 
 
+class Backwards(SequentialSampler):
+    def __iter__(self):
+        return reversed(range(8))
+
+
+FEWER = RandomSampler(range(8), num_samples=4)
 OWN_ORDER = WeightedRandomSampler([1.0] * 8, 8)
 OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
 
@@ -290,6 +297,8 @@ OWN_BATCHES = BatchSampler(SequentialSampler(range(8)), 2, drop_last=False)
         (numbers(8), {"batch_size": 4, "in_order": False}, "in_order=False"),
         (Endless(), {"batch_size": 4}, "Endless has no length"),
         (DataLoader(numbers(8), batch_size=4, sampler=OWN_ORDER), {}, "WeightedRandomSampler"),
+        (DataLoader(numbers(8), batch_size=4, sampler=FEWER), {}, "RandomSampler"),
+        (DataLoader(numbers(8), batch_size=4, sampler=Backwards(range(8))), {}, "Backwards"),
         (DataLoader(numbers(8), batch_sampler=OWN_BATCHES), {}, "batch_sampler"),
     ],
 )

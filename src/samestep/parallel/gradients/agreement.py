@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.hooks import module_parts
+from samestep.ranks.world.operation import flattened
 from samestep.ranks.world.protocol import World
 
 
@@ -54,6 +55,11 @@ def check_supported(model: nn.Module) -> None:
             )
         if tensor.device.type == "meta":
             raise UsageError(f"{name} is on the meta device, without values. Materialize the model first.")
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise UsageError(
+                f"{name} is a {tensor.dtype} tensor of layout {tensor.layout}, whose values cannot be sent "
+                "to other ranks. Store dense tensors, such as its indices and values, or no buffer."
+            )
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -133,14 +139,17 @@ def groups(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Return the values as bytes, in logical order: strides may differ between ranks."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return flattened(tensor).view(torch.uint8)
 
 
 def _take(tensors: Sequence[Tensor], message: Tensor) -> None:
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     for tensor, part in zip(tensors, torch.split(message, sizes), strict=True):
         # Cloned, because a view as another dtype must begin at a multiple of its size.
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+        values = part.clone().view(tensor.dtype).view(tensor.shape)
+        # Along a dimension of stride 0 an expanded tensor stores one number, which is written once.
+        stored = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+        tensor[stored].copy_(values[stored])
 
 
 _PIECE = 1 << 18  # elements hashed at a time, which bounds the temporary memory
@@ -153,6 +162,8 @@ def check_equal(world: World, tensors: Mapping[str, Tensor]) -> None:
 
     Costs one pass over the tensors and one all-gather of 8 bytes per tensor.
     """
+    if not tensors:
+        return
     checksums_here = torch.stack([checksum(tensor).to(world.device) for tensor in tensors.values()])
     rows = torch.stack(world.all_gather(checksums_here)).tolist()  # (ranks, tensors)
     for column, name in enumerate(tensors):
@@ -179,7 +190,7 @@ def drift_message(name: str, checksums: Sequence[int]) -> str:
 
 def checksum(tensor: Tensor) -> Tensor:
     """Return the checksum of a tensor, int64, on its device."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = flattened(tensor)
     bits = flat.view(_BITS.get(flat.element_size(), torch.int32))
     weights = _weights(flat.device)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
@@ -216,5 +227,4 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a CPU tensor in row-major order, without a copy if it is contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return flattened(tensor).view(torch.uint8).numpy().data

@@ -7,7 +7,8 @@ local by definition, but may have running statistics.
 
 Running statistics. With ``local`` batch norm, and with instance norm always, those of a rank follow its own
 samples. They are moving averages, and linear. So the average of the ranks' running statistics is the running
-average of the ranks' averaged batch statistics, and averaging once per synchronization is enough.
+average of the ranks' averaged batch statistics, and averaging once per synchronization is enough. The batch
+statistics of instance norm are means over samples, so a rank's weight in the average is its samples.
 
 Global forward. Each rank has n values per channel, their mean and M2, the sum of squared deviations. All
 ranks gather all three and combine them in rank order (Chan, Golub and LeVeque, 1979)::
@@ -44,11 +45,18 @@ Norm = nn.modules.batchnorm._NormBase  # noqa: SLF001 - of both
 
 
 class TrackedNorm:
-    """A norm with running statistics, and the number of its forwards since the last synchronization."""
+    """A norm with running statistics, and its forwards and their samples since the last synchronization."""
 
     def __init__(self, module: Norm) -> None:
         self._module = ref(module)  # weak: it may be the model itself
+        self._counts_samples = isinstance(module, InstanceNorm)
         self.forwards = 0
+        self.samples = 0
+
+    @property
+    def weight(self) -> int:
+        """Weight of this rank's statistics: batch norm has one of a shard, instance norm one of a sample."""
+        return self.samples if self._counts_samples else int(self.forwards > 0)
 
     @property
     def module(self) -> Norm:
@@ -81,9 +89,9 @@ class RunningStatistics:
 
     ::
 
-        slot   | mean 0 | var 0 | mean 1 | var 1 | ... | used 0 | used 1 | ... | steps 0 | steps 1 | ... |
+        slot   | mean 0 | var 0 | mean 1 | ... | weight 0 | weight 1 | ... | steps 0 | steps 1 | ... |
 
-    A rank without samples contributes zeros, and 0 to ``used``: the result is the average over the others. If
+    A rank without samples contributes zeros, and the weight 0: the result is the average over the others. If
     no rank has samples, as in evaluation mode, the statistics keep their bits. The steps, the number of
     forwards since the last synchronization, are averaged in the same way and rounded, so that all ranks
     count the same.
@@ -100,7 +108,7 @@ class RunningStatistics:
         self._owner = owners.repeat_interleave(torch.tensor(self._sizes, device="cpu")).to(
             buffers[0].device
         )  # (values,)
-        self._loaded: list[int] | None = None
+        self._loaded: tuple[list[int], list[int]] = [], []
         self._packed: list[Tensor] = []
 
     def assign_slot(self, slot: Tensor) -> None:
@@ -117,18 +125,21 @@ class RunningStatistics:
                 f"running statistics were {self.kind[0]} when replicate() was called and are "
                 f"{buffers[0].dtype} now. Change dtype and device of a model before replicate()."
             )
+        weights = [tracked.weight for tracked in self._tracked]
         steps = [tracked.forwards for tracked in self._tracked]
-        if steps != self._loaded:  # otherwise the device has them; copying them would make it wait
+        if (weights, steps) != self._loaded:  # otherwise the device has them; copying them would make it wait
             dtype, device = self.kind
-            self._loaded = steps
-            self._mine = torch.tensor([*map(bool, steps), *steps], dtype=dtype, device="cpu").to(device)
+            self._loaded = weights, steps
+            self._mine = torch.tensor([*weights, *steps], dtype=dtype, device="cpu").to(device)
         copy_all([*self._slots, self._tail], [*buffers, self._mine])
-        if not all(steps):
-            self._values.masked_fill_(self._tail[self._owner] == 0, 0)  # never 0 * NaN
+        if set(weights) != {1}:
+            weight = self._tail[self._owner]
+            self._values.mul_(weight).masked_fill_(weight == 0, 0)  # never 0 * NaN
 
     def unpack(self) -> None:
         """See `Payload.unpack`."""
-        if self.kind[1].type == "cpu" and all(self._loaded or ()) and torch.equal(self._tail, self._mine):
+        is_plain = set(self._loaded[0]) == {1}
+        if self.kind[1].type == "cpu" and is_plain and torch.equal(self._tail, self._mine):
             copy_all(self._packed, self._slots)  # all ranks had the same number of forwards with samples
             self._reset()
             return
@@ -141,13 +152,14 @@ class RunningStatistics:
             now = torch.cat([buffer.reshape(-1) for buffer in buffers])
             self._values.copy_(torch.where(weight > 0, self._values, now))
         copy_all(buffers, self._slots)
-        self._count(torch.nan_to_num(steps / weights).round())  # NaN where no rank had samples
+        # Only batch norms have counters, and weights of 0 or 1. NaN where no rank had samples.
+        self._count(torch.nan_to_num(steps / weights).round())
         self._reset()
 
     def _reset(self) -> None:
         self._packed = []
         for tracked in self._tracked:
-            tracked.forwards = 0
+            tracked.forwards = tracked.samples = 0
 
     def _count(self, steps: Tensor) -> None:
         """Set the counters to `steps`, (tracked,), since the last synchronization."""
@@ -430,6 +442,7 @@ def _local_forward(
     result: Tensor = forward(batch, *args, **kwargs)
     if tracked is not None and _tracks(module):
         tracked.forwards += 1
+        tracked.samples += len(batch)
     return result
 
 

@@ -166,8 +166,11 @@ def kind_of(tensor: Tensor) -> Kind:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as a view of real numbers, because back ends cannot sum complex numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """Return a complex tensor as a view of real numbers, because back ends cannot sum complex numbers.
+
+    Of a lazy conjugate, which has no real view, it is a copy; `dense_gradient` resolves those of gradients.
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:

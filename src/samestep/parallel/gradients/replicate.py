@@ -219,7 +219,8 @@ def replicate(
             them.
 
     Raises:
-        UsageError: unknown names, or a model that cannot be replicated (sparse gradients, no shapes yet).
+        UsageError: unknown names, or a model that cannot be replicated (sparse gradients or buffers, no
+            shapes yet).
         OutOfStep: the ranks have different models; the message names the first difference.
     """
     _check_choice("sync", sync, (AUTO, *SYNCHRONIZERS))

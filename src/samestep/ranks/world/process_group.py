@@ -126,7 +126,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def send(self, tensor: Tensor, dst: int) -> None:
         """See `World.send`."""
-        self._message(dist.isend, self._sendable(tensor.detach().contiguous()), op="send", peer=dst)
+        self._message(dist.isend, self._sendable(as_contiguous(tensor)), op="send", peer=dst)
 
     def recv(self, tensor: Tensor, src: int) -> None:
         """See `World.recv`."""
@@ -190,7 +190,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
-        if not tensor.is_contiguous():
+        if as_contiguous(tensor).data_ptr() != tensor.data_ptr():
             self.all_reduce(tensor)
             return CompletedWork()
         with self.waiting("all_reduce"):
@@ -199,13 +199,14 @@ class ProcessGroupWorld(DerivedWorld):
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
         with _as_contiguous(tensor) as contiguous, self.waiting("broadcast"):
-            dist.broadcast(contiguous, src=src)
+            dist.broadcast(_bytes(contiguous), src=src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        gathered = [torch.empty_like(tensor) for _ in range(self.place.size)]
+        contiguous = as_contiguous(tensor)
+        gathered = [torch.empty_like(contiguous) for _ in range(self.place.size)]
         with self.waiting("all_gather"):
-            dist.all_gather(gathered, tensor.contiguous())
+            dist.all_gather([_bytes(received) for received in gathered], _bytes(contiguous))
         return gathered
 
     def barrier(self) -> None:

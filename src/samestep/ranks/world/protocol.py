@@ -4,8 +4,9 @@ Two mixins implement what follows from other methods (`DerivedWorld`) or from an
 In the world of one rank (`SoloWorld`) every collective is the identity.
 """
 
+import pickle
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -155,7 +156,7 @@ class DerivedWorld:
 
     def average_later(self: World, tensor: Tensor) -> Work:
         """See `World.average_later`."""
-        tensor.div_(self.place.size)
+        tensor.detach().div_(self.place.size)
         return self.all_reduce_later(tensor)
 
     def sum(self: World, value: float) -> float:
@@ -270,12 +271,33 @@ class RelayedWorld(DerivedWorld):
 
 
 def _share(world: World, result: Any, failure: BaseException | None) -> tuple[Any, BaseException | None]:
-    """Return rank 0's result or error on every rank; an error that may not pickle is sent as text."""
-    shared = failure
-    if failure is not None and not isinstance(failure, Error | OSError):
-        shared = WorldError(f"rank 0 failed: {type(failure).__name__}: {failure}")
-    there = world.broadcast_object((result, shared))
-    return (result, failure) if world.place.is_main else there
+    """Return rank 0's result or error on every rank; an error that cannot be sent is sent as text."""
+    if world.place.size == 1:
+        return result, failure
+    packed = b""
+    if world.place.is_main:
+        # Pickled here, where it can fail before the other ranks wait for what they never get.
+        try:
+            packed = pickle.dumps((result, None))
+        except Exception as error:  # noqa: BLE001 - an object's own pickling can raise anything
+            failure = failure or WorldError(f"rank 0 cannot send its result: {_text(error)}")
+        if failure is not None:
+            packed = _packed_failure(failure)
+    packed = world.broadcast_object(packed)
+    return (result, failure) if world.place.is_main else pickle.loads(packed)  # noqa: S301 - rank 0's
+
+
+def _packed_failure(failure: BaseException) -> bytes:
+    if isinstance(failure, Error | OSError):
+        with suppress(Exception):
+            packed = pickle.dumps((None, failure))
+            pickle.loads(packed)  # noqa: S301 - fails if the class has other arguments than its base
+            return packed
+    return pickle.dumps((None, WorldError(f"rank 0 failed: {_text(failure)}")))
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class SoloWorld(DerivedWorld):

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
+from samestep.base.polling import holds_within
 from samestep.ranks.hang.detection import find_circle
 from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, headroom
 from samestep.ranks.world.process_group import entered
@@ -313,6 +315,19 @@ def thread_places(size: int, *, nodes: int = 1) -> list[Place]:
     ]
 
 
+_ENDS_S = 1.0
+"""Seconds in which a thread that has been joined leaves the system, also on a busy machine."""
+
+
+def _is_in_system(thread: threading.Thread) -> bool:
+    """Return whether Linux still runs a thread.
+
+    A thread can be joined before torch has freed what it keeps for it. That needs the interpreter's lock, and
+    aborts the process if the interpreter ends meanwhile ("terminate called without an active exception").
+    """
+    return Path(f"/proc/self/task/{thread.native_id}").exists()
+
+
 def run_ranks(
     fn: Callable[..., T], size: int, *args: Any, nodes: int = 1, timeout_s: float = 30.0
 ) -> list[T]:
@@ -349,6 +364,7 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join()
+    holds_within(lambda: not any(map(_is_in_system, threads)), _ENDS_S, least_s=0.0002)
     failure = hub.first_failure()
     if failure is not None:
         rank, error = failure

@@ -140,10 +140,19 @@ def _json(path: Path, seal: Seal) -> dict[str, Any]:
         raise CheckpointError(f"{path} has {seal.bytes:,} bytes, more than the maximum {MOST_STATE:,}.")
     data = _verified(path, seal)
     with _refused(path):
-        value = json.loads(data, object_pairs_hook=_unique, parse_int=_short_int)
+        value = parse_state(data)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} contains a {type(value).__name__}, not an object. {_EARLIER}")
     return value
+
+
+def parse_state(text: str | bytes) -> Any:
+    """Return the value of a JSON text, such as ``state.json``.
+
+    Raises:
+        ValueError: it is no JSON, a key occurs twice, or an integer has too many digits.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_int=_short_int)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

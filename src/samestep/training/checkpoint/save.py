@@ -36,7 +36,7 @@ from torch import Tensor
 from samestep.base.errors import CheckpointError
 from samestep.parallel.gradients.agreement import tensor_bytes
 from samestep.training.checkpoint.checkpoint_folders import whole_or_absent
-from samestep.training.checkpoint.read import PLAIN
+from samestep.training.checkpoint.read import PLAIN, parse_state
 from samestep.training.checkpoint.snapshot import (
     AVERAGE,
     FORMAT,
@@ -178,7 +178,7 @@ def _through_json(name: str, value: Any) -> Any:
     """Return a value as JSON stores it: numpy's numbers as plain ones, tuples as lists."""
     try:
         _refuse_other_keys(value)
-        return json.loads(json.dumps(value, default=_number))
+        return parse_state(json.dumps(value, default=_number))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{name}={value!r:.80} cannot be saved as JSON ({error}). Use numbers, strings, lists and dicts."

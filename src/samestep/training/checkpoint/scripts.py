@@ -7,8 +7,9 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,6 +106,7 @@ def save(  # noqa: PLR0913 - a training has that many parts
         CheckpointError: it cannot be written, or contains something that cannot be read back.
     """
     world = current() if world is None else world
+    step = _whole(step)
     position = {} if loader is None else asdict(Position(**loader.state_dict()))
     random = gather_random_state(world, step=step, **position)
 
@@ -187,6 +189,14 @@ def load(  # noqa: PLR0913 - a training has that many parts
         )
     world.on_main(lambda: _warn(notes))
     return {"step": snapshot.state["step"], **snapshot.state.get("extra", {})}
+
+
+def _whole(step: object) -> int:
+    """Return a step as an integer: `load` finds no folder of another name."""
+    with suppress(TypeError):
+        if (number := index(step)) >= 0:  # type: ignore[arg-type]
+            return number
+    raise CheckpointError(f"step={step!r:.40} is not an integer of 0 or more.")
 
 
 def _present_parts(**parts: Stateful | None) -> dict[str, Stateful]:
@@ -335,7 +345,9 @@ def load_weights(
     where = "the mapping" if isinstance(source, Mapping) else str(source)
     contents = source if isinstance(source, Mapping) else _contents(Path(source))
     for name, value in contents.items():
-        if not isinstance(value, Tensor) and not str(name).endswith("_extra_state"):
+        if not isinstance(name, str):
+            raise CheckpointError(f"{where} is no state dict: its key {name!r:.40} is not a name.")
+        if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
             raise CheckpointError(
                 f"{where} is no state dict: its {name} is a {type(value).__name__}. Pass the state dict that "
                 f"it has, as in load_weights(torch.load(FILE)[{name!r}])."

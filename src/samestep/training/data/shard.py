@@ -147,11 +147,13 @@ def _settings(loader: DataLoader[Any], *, needs_order: bool) -> dict[str, Any]:
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Return whether `loader` shuffles; refuse samplers that are neither random nor sequential."""
-    sampler = loader.sampler
-    if isinstance(sampler, SequentialSampler):
+    """Return whether `loader` shuffles; refuse samplers but those of torch that draw each sample once."""
+    sampler, data = loader.sampler, loader.dataset
+    kind = type(sampler)  # a subclass may have an order of its own
+    draws_all = not isinstance(data, Sized) or len(sampler) == len(data)  # type: ignore[arg-type]
+    if kind is SequentialSampler and draws_all:
         return False
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
+    if kind is RandomSampler and draws_all and not sampler.replacement:  # type: ignore[attr-defined]
         return True
     raise UsageError(
         f"this DataLoader has a user-defined order, by its {type(sampler).__name__}. Give shuffle=True or "

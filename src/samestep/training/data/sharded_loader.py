@@ -346,11 +346,11 @@ class ShardedLoader(DataLoader[Any]):
         self._after: Position | None = None  # after the current batch; None between passes
         super().__init__(dataset, **options)
 
-    def _track(self, drawn: Iterator[StepBatch]) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
         """Yield the batches, and set the loader's attributes to those of the current one."""
         after = None
         try:
-            for step in drawn:
+            for step in self._drawn():
                 self.loss_weight = step.weight or _EmptyShardWeight()
                 self.global_count = step.global_count
                 after = self._after = step.after
@@ -358,6 +358,19 @@ class ShardedLoader(DataLoader[Any]):
         finally:
             if self._after is after:  # else another pass has begun meanwhile
                 self._after = None
+
+    def _drawn(self) -> Iterator[StepBatch]:
+        """Yield the batches of the next pass."""
+        raise NotImplementedError
+
+    def _from_torch(self, start: Position) -> Iterator[Any]:
+        """Return torch's iterator of a pass from `start`.
+
+        Torch draws a seed from the global generator for it. The state that a checkpoint within the pass has
+        is that after this draw, so the rest of the pass must not draw again.
+        """
+        with torch.random.fork_rng(devices=[], enabled=start.samples > 0):
+            return super().__iter__()
 
     @property
     def weight(self) -> float:
@@ -420,12 +433,10 @@ class IndexedLoader(ShardedLoader):
             **options,
         )
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
-        return self._track(self._drawn())
-
     def _drawn(self) -> Iterator[StepBatch]:
-        parts = self._shares.plan.parts(self._shares.upcoming)
-        for part, batch in zip(parts, super().__iter__(), strict=True):
+        start = self._shares.upcoming
+        parts = self._shares.plan.parts(start)
+        for part, batch in zip(parts, self._from_torch(start), strict=True):
             yield StepBatch(raise_if_failed(batch), part.weight, part.global_count, part.after)
 
     @property

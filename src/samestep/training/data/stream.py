@@ -106,13 +106,10 @@ class StreamLoader(ShardedLoader):
             options["worker_init_fn"] = _WithUserDataset(options["worker_init_fn"])
         super().__init__(self._stream, self._stream, batch_size=None, collate_fn=_identity, **options)
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
-        return self._track(self._drawn())
-
     def _drawn(self) -> Iterator[StepBatch]:
         start = self._stream.begin()
         place, after = self._world.place, start
-        parts = self._parts()
+        parts = map(raise_if_failed, self._from_torch(start))
         for part in chain(self._first_parts(parts), parts):
             stop = after.samples + part.global_count
             after = start.next_epoch() if part.is_last else Position(start.seed, start.epoch, stop)
@@ -120,9 +117,6 @@ class StreamLoader(ShardedLoader):
             yield StepBatch(
                 part.batch, weight(local, part.global_count, place.size), part.global_count, after
             )
-
-    def _parts(self) -> "Iterator[_Part]":
-        yield from map(raise_if_failed, super().__iter__())
 
     def _first_parts(self, parts: "Iterator[_Part]") -> "list[_Part]":
         """Return the first part of each loader process, after all ranks have compared their streams.

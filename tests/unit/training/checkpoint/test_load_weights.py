@@ -167,6 +167,8 @@ def test_a_missing_file_and_a_value_without_weights_are_refused(tmp_path):
         load_weights(tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="a list, not a state dict"):
         load_weights(tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="its key 0"):
+        load_weights({0: torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"its epoch is a int.*\['epoch'\]"):
         load_weights({"epoch": 1, "generator": weights()})
     with pytest.raises(CheckpointError, match=r"its model is a dict.*\['model'\]"):

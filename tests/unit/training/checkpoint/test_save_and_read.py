@@ -448,6 +448,7 @@ def test_extra_state_that_is_not_a_tensor_is_refused():
         ({1: 2.0}, "the key 1"),
         ([({"a": {None: 1}},)], "the key None"),
         (np.complex64(1), "a complex64"),
+        (10**40, "a number has 41 digits"),
     ],
 )
 def test_state_that_json_does_not_preserve_is_refused_with_its_name(value, why):
