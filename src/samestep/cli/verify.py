@@ -387,7 +387,8 @@ def _prepare(size: int) -> None:
 
 
 def _print(report: Report) -> None:
-    console = Console(file=sys.stdout, highlight=False)
+    # A line of a script is no emoji: rich has one for ":100:".
+    console = Console(file=sys.stdout, highlight=False, emoji=False)
     if report.rows:
         console.print(f"Largest relative deviation from {_REFERENCES[report.reference]}:")
         table = Table(box=None, pad_edge=False)
