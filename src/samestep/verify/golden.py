@@ -241,7 +241,10 @@ def read_golden(path: Path) -> GoldenRun:
         raise UsageError(f"{path} has version {version} of its format, and this samestep reads {VERSION}.")
     try:
         stored = read_as(GoldenFile, content, "golden")
-        run, control = _record(stored.run, "golden.run"), _record(stored.control, "golden.control")
+        run, control = (
+            replace(_record(getattr(stored, name), f"golden.{name}"), workers=stored.origin.workers)
+            for name in ("run", "control")
+        )
         initial = [_vector(text, "golden.initial") for text in stored.initial]
         if [len(vector) for vector in initial] != [BUCKETS * len(held) for held in run.facts.parameters]:
             raise FormatError("golden.initial is not that of these parameters")

@@ -48,7 +48,8 @@ class RunRecord:
     # whether the ranks have other gradients before a step, and equal parameters after it
     reduces_in_step: bool = False
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
-    workers: int | None = None  # number of workers, if not each of them has a trace
+    # number of workers, if not each of them has a trace, as in a serial script or a golden run
+    workers: int | None = None
     # parameters of the reference that no optimizer of this run has, though they change there
     lost: Sequence[LostParameter] = ()
     holds_parts: bool = False  # whether some ranks lack parameters that others have

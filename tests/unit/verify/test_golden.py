@@ -39,8 +39,9 @@ def golden(tmp_path):
     """Returns a function that writes a golden run, and reads it."""
 
     def made(run=None, **how):
-        control = trained(change=1e-6)
-        write_golden(tmp_path / "golden.json", golden_file(origin(**how), run or trained(), control))
+        run = run or trained()
+        control = trained(change=1e-6, printed=run.facts.printed)
+        write_golden(tmp_path / "golden.json", golden_file(origin(**how), run, control))
         return read_golden(tmp_path / "golden.json")
 
     return made
@@ -145,6 +146,14 @@ def test_several_workers_agree_with_a_golden_run_of_another_number(golden):
     three = golden(trained(workers=3), workers=3)
     assert compared(three, trained(workers=2), "native")[0] == []
     assert compared(golden(), trained(workers=3), "native")[0] == []
+
+
+def test_a_count_of_as_many_workers_is_no_share_of_another(golden):
+    usual, halved = ("0.50\n" * 6 + f"best epoch {epoch}\n" for epoch in (6, 3))
+    run = trained(workers=2, printed=halved)
+    for workers, codes in ((1, []), (2, ["printed"])):
+        kept = golden(trained(workers=workers, printed=usual), workers=workers)
+        assert compared(kept, run, "native")[0] == codes
 
 
 def test_the_samples_of_all_ranks_are_those_of_one_worker():

@@ -102,6 +102,13 @@ def test_lines_of_other_words_are_found():
     assert text("loss 1.0\nend", "loss 2.0\nend") is None
 
 
+def test_a_colored_number_is_a_number():
+    usual, rounded, other = (f"loss \x1b[1;32m{loss}\x1b[0m" for loss in ("0.250000", "0.250001", "0.350000"))
+    assert text(usual, rounded) is None
+    assert numbers(usual, rounded) == []
+    assert numbers(usual, other) == [("loss 0.350000", "loss 0.250000")]
+
+
 def test_words_that_vary_on_one_worker_are_no_difference():
     assert text("run abc\nend", "run ghi\nend", "run def\nend") is None
 
