@@ -151,11 +151,11 @@ def _loss(run: RunRecord, reference: RunRecord, step: int) -> float:
 
 
 def _loss_deviation(run: RunRecord, reference: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
-    target = reference.losses(step, total_of)[0]
-    scale = max(abs(target), _SMALL_LOSS * abs(reference.losses(0, total_of)[0]))
+    first, target = (reference.losses(index, total_of)[0] for index in (0, step))
     here = run.losses(step, total_of)
-    if np.isnan(target):
-        return 0.0 if np.isnan(here[0]) else float("inf")
+    if not np.isfinite(target):  # as where a scaled loss is infinite and its step is skipped
+        return 0.0 if np.array_equal(here[0], target, equal_nan=True) else float("inf")
+    scale = max(abs(target), _SMALL_LOSS * abs(first) if np.isfinite(first) else 0.0)
     best = min(abs(loss - target) for loss in here)
     return best / scale if scale else (0.0 if not best else float("inf"))
 

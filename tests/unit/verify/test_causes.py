@@ -102,6 +102,21 @@ def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
 
 
+@pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])
+def test_a_loss_that_is_not_finite_in_both_runs_is_the_same_and_hides_no_other(first):
+    def begins(factor, elsewhere=first):
+        def change(_, step):
+            loss = factor * step.losses[0] if step.index else elsewhere
+            return replace(step, losses=[loss])
+
+        return change
+
+    reference, control = run(change=begins(1)), run(change=begins(1), jitter=1e-15)
+    for change, expected in ((begins(1), []), (begins(2), ["loss-only"]), (begins(1, 0.5), ["loss-only"])):
+        seen = Comparison(reference, run(2, change=change), control)
+        assert [finding.cause for finding in causes(seen)] == expected
+
+
 def skipping(record, step):
     """Return a run that does not make a step, whose samples count towards the next one."""
 
