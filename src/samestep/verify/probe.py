@@ -262,7 +262,7 @@ class Probe(Listener):
         if self._fetched is not None:  # a GAN draws noise between two backwards
             self._fetched = RngState.now(self._device)
         # Read after backward: only then the loss of a replicated script is that of the global batch.
-        self._step.losses += [float(loss.detach()) for loss in losses if loss.numel() == 1]
+        self._step.losses += [float(loss.detach().real) for loss in losses if loss.numel() == 1]
         self._step.backwards += 1
         if self._noise is not None:
             self._disturb(self._noise)
@@ -300,7 +300,7 @@ class Probe(Listener):
             self._optimizers.append(optimizer)
         self._step.optimizer = self._optimizers.index(optimizer)
         groups = [group for group in optimizer.param_groups if "lr" in group]
-        self._step.learning_rates = [float(group["lr"]) for group in groups]
+        self._step.learning_rates = [float(group["lr"] or 0.0) for group in groups]  # None: its own
         self._step.weight_decays = [float(group.get("weight_decay") or 0.0) for group in groups]
         self._before = self._step.backwards
         parameters = parameters_of(optimizer)

@@ -270,6 +270,33 @@ def test_an_optimizer_that_steps_another_makes_one_step(watch):
     assert {len(vector) for step in trace.steps for vector in (step.before, step.after)} == {2 * BUCKETS}
 
 
+class OwnRate(torch.optim.Optimizer):
+    """An optimizer that computes its learning rate itself, as Adafactor can."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.1 * parameter.grad)
+
+
+def test_an_optimizer_without_a_rate_and_a_loss_of_a_complex_number_are_recorded(watch):
+    def script():
+        model = nn.Linear(3, 1, dtype=torch.complex64)
+        optimizer = OwnRate(model.parameters())
+        loss = model(X.to(torch.complex64)).mean()
+        losses.append(loss.item())
+        loss.backward(torch.ones_like(loss))
+        optimizer.step()
+
+    losses = []
+    (step,) = watch(script).steps
+    assert step.losses == [losses[0].real]
+    assert step.learning_rates == [0.0]
+
+
 def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     writer = Writer(tmp_path / "trace")
     probe = Probe(writer, 0, length=FixedLength(9, of_each=True), stop=list, printed=str, disturb=True)
