@@ -29,6 +29,7 @@ from samestep.hooks.object_graph import Parts, stored_in, walk
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place, is_script
 from samestep.verify.observers.check import Check, in_words, with_forked_workers
+from samestep.verify.rank_features import plain_index
 from samestep.verify.trace import Note, Place
 
 _LEAST_STATES = 3
@@ -232,7 +233,8 @@ class SamplerEpochs(Check):
         passes = self._passes.get(id(iterator._index_sampler))  # noqa: SLF001
         if passes:
             self._last = passes[-1]
-            new = indices if isinstance(indices, list) else [indices]
+            new = plain_index(indices)
+            new = new if isinstance(new, list) else [new]
             self._last.indices += new[: _COMPARED - len(self._last.indices)]
         return indices
 

@@ -237,6 +237,15 @@ def test_the_sampler_of_a_batch_sampler_counts():
     assert noted(of_batches(ByEpoch())) == [SAME_ORDER]
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_indices_in_an_array_are_compared(kind):
+    class Batches(ByEpoch):
+        def __iter__(self):
+            return iter(kind([*super().__iter__()]).reshape(-1, 4))
+
+    assert noted(DataLoader(DATA, batch_sampler=Batches())) == [SAME_ORDER]
+
+
 @pytest.mark.parametrize(
     ("sampler", "how"),
     [
