@@ -21,6 +21,8 @@ BUCKETS = 16
 PROJECTIONS = 4
 """Numbers per row that are linear in it: products with random vectors; how many is a guess. The order of the
 row's elements does not change the numbers after them."""
+NUMBERS = PROJECTIONS + 3
+"""All numbers per row."""
 KEY_DECIMALS = 9
 """Decimals of a sample's key by which equal samples are found: a key is a sum in double precision."""
 _LONGEST = 1024  # a longer sequence has no rows of its own: as many as are compared without an order

@@ -192,6 +192,16 @@ def test_tensors_of_other_shapes_are_not_compared():
     assert gradient_distance(one, [shard(torch.ones(3)), shard(torch.ones(3))], []) is None
 
 
+def test_a_rank_can_have_no_rows():
+    whole, empty = torch.randn(3, 4, generator=GENERATOR), torch.zeros(0, 4)
+    ranks = [shard(whole), shard(empty)]
+    assert forward_distance(shard(whole), ranks) == pytest.approx(0, abs=1e-6)
+    assert gradient_distance(shard(2 * whole), ranks, [torch.ones(2).numpy()]) > 0.1
+    assert not forward_distance(shard(empty), [shard(empty)] * 2)
+    without_columns = [shard(torch.zeros(count, 0), range(count)) for count in (4, 2)]
+    assert not forward_distance(without_columns[0], [without_columns[1]] * 2)
+
+
 @pytest.mark.parametrize(
     ("factor", "noise", "expected"),
     [(0.5, 0.0, 0.5), (-2.0, 1e-6, -2.0), (0.0, 0.0, None), (0.5, 0.1, None), (float("nan"), 0.0, None)],
