@@ -36,6 +36,7 @@ from samestep.verify.script_settings import module_settings, optimizer_settings
 from samestep.verify.tensor_summary import (
     BUCKETS,
     KEY_DECIMALS,
+    has_values,
     is_half_epsilon,
     norm,
     own_generator,
@@ -211,7 +212,7 @@ class Probe(Listener):
         """Return the keys of the samples in a module's inputs, and the sum of each one's elements."""
         keys: list[float] = []
         sums: list[float] = []
-        for data in data_in(tuple(inputs)):
+        for data in filter(has_values, data_in(tuple(inputs))):
             keys += row_keys(data)
             sums += row_sums(data)
             device = data.device.type
@@ -234,7 +235,7 @@ class Probe(Listener):
                 *module.buffers(),
                 *(tensor for tensor in module.parameters() if not tensor.requires_grad),
             )
-            self.facts.buffers += sketch(tensor for tensor in untrained if not tensor.is_meta)
+            self.facts.buffers += sketch(untrained)
             self.facts.modules |= module_settings(len(self._modules) - 1, module)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
@@ -576,9 +577,7 @@ class _CallsOfTraining:
         """Add the samples of a call without gradients."""
         self._since_step.setdefault((model, model.training), []).extend(keys)
         if ref(model) not in self._at_first and not self._is_trained(model):
-            self._at_first[ref(model)] = sketch(
-                parameter for parameter in model.parameters() if not parameter.is_meta
-            )
+            self._at_first[ref(model)] = sketch(model.parameters())
 
     def of_untrained_models(self) -> list[float]:
         """Return sketches of the parameters of all models that are never trained, at their first call."""

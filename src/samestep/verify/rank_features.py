@@ -305,8 +305,9 @@ _BY_VALUES: Mapping[Any, Callable[..., Tensor]] = {
 def _digests(tensors: Iterable[Tensor]) -> Sequence[int]:
     """Return a digest for each row of the first non-empty tensor."""
     for tensor in tensors:
-        if tensor.dim() and tensor.numel() and tensor.layout == torch.strided:
-            rows = tensor.detach().cpu().reshape(tensor.size(0), -1).contiguous().view(torch.uint8).numpy()
+        if tensor.dim() and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
+            values = tensor.detach().resolve_conj().resolve_neg().cpu()
+            rows = values.reshape(tensor.size(0), -1).contiguous().view(torch.uint8).numpy()
             return [crc32(row) for row in rows]
     return ()
 

@@ -270,6 +270,23 @@ def test_an_optimizer_that_steps_another_makes_one_step(watch):
     assert {len(vector) for step in trace.steps for vector in (step.before, step.after)} == {2 * BUCKETS}
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_first_call_for_the_shapes_alone_is_recorded(watch, has_gradients):
+    def script():
+        with torch.device("meta"):
+            unused = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+        unused(X.to("meta"))
+        model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
+        with torch.set_grad_enabled(has_gradients):
+            model(X)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(X).mean().backward()
+        optimizer.step()
+
+    (step,) = watch(script).steps
+    assert len(step.samples) == len(X) * (1 + has_gradients)
+
+
 class OwnRate(torch.optim.Optimizer):
     """An optimizer that computes its learning rate itself, as Adafactor can."""
 

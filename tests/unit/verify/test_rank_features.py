@@ -64,6 +64,15 @@ def test_noise_depends_on_the_sample_alone(name, in_call):
     assert len(whole.double().reshape(12, -1).unique(dim=0)) > (8 if name.startswith("rand") else 4)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_a_view_has_the_noise_of_its_values_and_a_nested_tensor_has_no_samples():
+    view = torch.complex(X, X + 1).conj()
+    with per_sample_randomness():
+        noise = [Drawing(lambda x: torch.rand(len(x)))(x) for x in (view, view.resolve_conj())]
+        assert Drawing(lambda x: x.size(0))(torch.nested.nested_tensor([X[:2], X[2:]])) == 2
+    assert torch.equal(*noise)
+
+
 def test_draws_for_the_same_samples_differ_from_each_other():
     with per_sample_randomness():
         one, other = Drawing(lambda x: (torch.randn_like(x), torch.randn_like(x)))(X)
