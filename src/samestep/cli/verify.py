@@ -273,9 +273,10 @@ def _verified(
 
 def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | None) -> Report:
     """Save a golden run, unless two runs of the script differ; return the report on the script."""
-    from samestep.verify.golden import Origin, described_machine, write_golden
+    from samestep.verify.golden import Origin, described_machine, refuse_other_file, write_golden
     from samestep.verify.golden_comparison import GoldenVerification
 
+    refuse_other_file(file)
     program = script.program
     origin = Origin(
         script=program.target,

@@ -10,6 +10,7 @@ on that of the model. The file is JSON of texts and numbers: reading it runs no 
 import base64
 import binascii
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -216,6 +217,22 @@ def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> Gol
         run=_stored(folded(as_one(reference))),
         control=_stored(folded(as_one(control))),
     )
+
+
+def refuse_other_file(path: Path) -> None:
+    """Refuse to replace a file that is no golden run, such as the script.
+
+    Raises:
+        UsageError: it exists, and is neither a golden run nor empty.
+    """
+    if not path.exists():
+        return
+    begin, found = json_line({"format": FORMAT}).removesuffix("}").encode(), None
+    if path.is_file():  # a pipe would be waited for
+        with suppress(OSError), path.open("rb") as file:
+            found = file.read(len(begin))
+    if found not in (b"", begin):
+        raise UsageError(f"--save {path} would replace a file that is no golden run; give another name.")
 
 
 def write_golden(path: Path, golden: GoldenFile) -> None:

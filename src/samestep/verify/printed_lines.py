@@ -16,7 +16,8 @@ from samestep.verify.run_record import RunRecord
 
 _NUMBER = r"(?<![\w.])[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
 _DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
-_TOKEN = re.compile(rf"(?P<date>{_DATE})|(?P<number>{_NUMBER})")
+_ADDRESS = r"(?<=\bat )0x[0-9a-fA-F]+"  # that of an object in its usual text, which two runs can share
+_TOKEN = re.compile(rf"(?P<measured>{_ADDRESS}|{_DATE})|(?P<number>{_NUMBER})")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """A control sequence of a terminal, such as a color, which would be a part of the word behind it."""
 _NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
@@ -253,7 +254,7 @@ def _line(text: str) -> _Line:
         is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
         unit = _unit(text, token.end())
         is_named = _is_measured(text, token.start(), bool(unit))
-        was_measured = is_mean or bool(token["date"]) or is_named
+        was_measured = is_mean or bool(token["measured"]) or is_named
         shape += f"{between}{'~' if was_measured else '#'}"
         if not was_measured:
             numbers.append(token[0])

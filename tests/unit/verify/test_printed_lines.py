@@ -118,6 +118,7 @@ def test_padding_and_wrapping_of_numbers_are_no_difference():
     assert text("step  9 loss 1.0", "step 10 loss 1.0") is None
     assert text("took   9.87s", "took  10.42s") is None
     assert text("used 980 kB", "used 1.1 MB") is None
+    assert text("<A object at 0x7f1e3>", "<A object at 0x7fa04>") is None
 
 
 @pytest.mark.parametrize("token", ["1e999", "5e1234", "0e999", "1e-999", "9" * 5000, "-nan", "1e99999999999"])
