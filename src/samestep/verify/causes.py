@@ -374,7 +374,8 @@ def _scale(comparison: Comparison) -> Finding | None:
         return None
     step, size = comparison.first.step, comparison.size
     here, usual = comparison.run.gradient(step), comparison.reference.gradient(step)
-    if here.shape != usual.shape or not usual.any():
+    is_comparable = here.shape == usual.shape and np.isfinite(here).all() and np.isfinite(usual).all()
+    if not (is_comparable and usual.any()):
         return None
     factor = float(here @ usual / (usual @ usual))
     if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > _SCALE:

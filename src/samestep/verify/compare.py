@@ -301,24 +301,23 @@ class Comparison:
         """
         if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
             advice = self.fault_of_samestep
-        values = [
-            deviation.value
-            for deviation in self.deviations
-            if deviation.step == step and np.isfinite(deviation.value)
-        ]
+        values = [deviation.value for deviation in self.deviations if deviation.step == step]
         return Finding(
             cause=cause,
             message=f"{message} {advice}".rstrip(),
             workers=self.size,
             step=step,
-            max_relative_deviation=max(values, default=None),
+            max_relative_deviation=_finite_maximum(values),
             advice=advice,
             **more,
         )
 
     @property
     def largest_deviation(self) -> float | None:
-        """The largest deviation of all quantities and steps; None if none is a finite number."""
-        return max(
-            (deviation.value for deviation in self.deviations if np.isfinite(deviation.value)), default=None
-        )
+        """The largest deviation of all quantities and steps; None if it is not a finite number."""
+        return _finite_maximum([deviation.value for deviation in self.deviations])
+
+
+def _finite_maximum(values: Sequence[float]) -> float | None:
+    most = max(values, default=np.inf)
+    return most if np.isfinite(most) else None

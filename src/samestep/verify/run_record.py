@@ -248,13 +248,14 @@ def same_samples(keys: Vector, usual: Vector) -> bool:
     return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(usual)).all())
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def relative(vector: Vector, reference: Vector) -> float:
     """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
     if vector.shape != reference.shape:
         return float("inf")
     size = float(np.linalg.norm(reference))
     distance = float(np.linalg.norm(vector - reference))
-    if np.isnan(distance):
+    if not np.isfinite(distance):
         return 0.0 if np.array_equal(vector, reference, equal_nan=True) else float("inf")
     return distance / size if size else (0.0 if not distance else float("inf"))
 

@@ -117,6 +117,22 @@ def test_a_loss_that_is_not_finite_in_both_runs_is_the_same_and_hides_no_other(f
         assert [finding.cause for finding in causes(seen)] == expected
 
 
+@pytest.mark.parametrize("infinite", ["run", "reference"])
+def test_a_deviation_that_is_infinite_is_the_largest_one(infinite):
+    def change(_, step):
+        return replace(step, gradient=[np.inf] * 16) if step.index == 2 else step
+
+    usual, here = (
+        run(size, change=change if name == infinite else None)
+        for name, size in (("reference", 1), ("run", 2))
+    )
+    comparison = Comparison(usual, here, usual)
+    (finding,) = causes(comparison)
+    assert (finding.cause, finding.step, finding.max_relative_deviation) == ("gradient", 2, None)
+    assert comparison.largest_deviation is None
+    assert max(deviation.value for deviation in comparison.deviations) == np.inf
+
+
 def skipping(record, step):
     """Return a run that does not make a step, whose samples count towards the next one."""
 
