@@ -260,6 +260,28 @@ def test_a_fault_is_named(cause, change):
     assert causes_in(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (lambda index: 0.1 * 0.5**index, "schedule-n-times"),
+        (lambda index: 0.2 * 0.5 ** (index // 2), "lr-times-n"),
+        (lambda index: 0.1 * 0.7**index, "learning-rate"),
+    ],
+)
+def test_the_rates_of_one_optimizer_are_compared_where_another_one_has_its_own(rate, expected):
+    def alternating(rate_of_second):
+        def change(_, step):
+            index, number = divmod(step.index, 2)
+            rates = [rate_of_second(index)] if number else [0.3 - 0.01 * index]
+            return replace(step, optimizer=number, learning_rates=rates)
+
+        return change
+
+    reference = run(change=alternating(lambda index: 0.1 * 0.5 ** (index // 2)), steps=12)
+    seen = run(2, change=alternating(rate), steps=12)
+    assert [finding.cause for finding in causes(Comparison(reference, seen, reference))] == [expected]
+
+
 def test_both_values_of_a_weight_decay_are_named():
     seen = run(3, change=lambda _, step: replace(step, weight_decays=[1.5e-3]))
     (finding,) = causes(Comparison(REFERENCE, seen, CONTROL))
