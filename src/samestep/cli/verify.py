@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -388,6 +389,8 @@ def _prepare(size: int) -> None:
 
 
 def _print(report: Report) -> None:
+    if isinstance(sys.stdout, TextIOWrapper):  # a line of the script may have characters that stdout lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     # A line of a script is no emoji: rich has one for ":100:".
     console = Console(file=sys.stdout, highlight=False, emoji=False)
     if report.rows:

@@ -17,7 +17,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.verify.probe import Probe, add_rounding, plain_name
-from samestep.verify.tensor_summary import has_values, own_generator, row_keys, sketch, summarize
+from samestep.verify.tensor_summary import has_values, is_plain, own_generator, row_keys, sketch, summarize
 from samestep.verify.trace import Call, Gradient, Role, Value, Writer
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
@@ -144,7 +144,7 @@ class ModuleRecorder:
 
     def _record_values(self, call: Call, role: Role, held: Any) -> None:
         for leaf, (_, tensor) in enumerate(leaves(held)):
-            if _is_summarized(tensor):
+            if is_plain(tensor):
                 self._writer.write(
                     "value",
                     Value(
@@ -176,14 +176,9 @@ class ModuleRecorder:
     ) -> None:
         step, backward = self._probe.position
         gradient = gradients[position]
-        if step == self._step and gradient is not None and _is_summarized(gradient):
+        if step == self._step and gradient is not None and is_plain(gradient):
             summary = summarize(gradient, samples)
             self._writer.write("gradient", Gradient(tensor=tensor, backward=backward, summary=summary))
-
-
-def _is_summarized(tensor: Tensor) -> bool:
-    is_plain = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
-    return is_plain and has_values(tensor)
 
 
 def _forward_of(module: nn.Module) -> tuple[str, int] | None:

@@ -547,8 +547,9 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
         tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
     elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
         tensor = tensor.to_local()
-    size = tensor.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
+    size = tensor.detach().abs().double().pow(2).mean().sqrt() * rounding
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=dtype, device="cpu")
     tensor.add_((drawn * size.cpu()).to(tensor))
 
 

@@ -103,6 +103,12 @@ def has_values(tensor: Tensor) -> bool:
     return not (is_lazy(tensor) or tensor.is_meta)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is an array of numbers: dense, of one size in each dimension, with values."""
+    is_array = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return is_array and has_values(tensor)
+
+
 def rounded_keys(keys: Iterable[float]) -> set[float]:
     """Return the distinct keys of samples, rounded to `KEY_DECIMALS`."""
     return {round(key, KEY_DECIMALS) for key in keys}

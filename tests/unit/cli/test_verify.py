@@ -1,7 +1,9 @@
 """``samestep verify`` is a single process, and commands in a shell with an allocation are rerun in it."""
 
+import io
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -70,6 +72,13 @@ def test_a_message_is_printed_as_it_is(capsys):
     message = "rank 1 failed at train.py:100: ValueError: [bold]:1234: :smile:"
     _print(report_with(Finding(cause="crash", message=message, workers=2)))
     assert message in capsys.readouterr().out
+
+
+def test_a_message_is_printed_in_any_encoding(monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    _print(report_with(Finding(cause="printed", message="pr\xe9cision 0.5", workers=2)))
+    assert b"pr\\xe9cision 0.5" in stdout.buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from samestep.verify.probe import Probe
+from samestep.verify.probe import Probe, add_rounding
 from samestep.verify.run_length import FixedLength
-from samestep.verify.tensor_summary import BUCKETS, row_keys, sketch
+from samestep.verify.tensor_summary import BUCKETS, own_generator, row_keys, sketch
 from samestep.verify.trace import Writer, read
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -325,6 +325,13 @@ def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     exact = torch.zeros(10, 4).index_fill_(0, torch.tensor([1]), 1).index_fill_(0, torch.tensor([3]), 2)
     assert not torch.equal(found, exact)
     assert torch.allclose(found, exact, rtol=1e-5)
+
+
+def test_both_parts_of_a_complex_gradient_are_disturbed():
+    gradient = torch.full((8,), 3j)
+    add_rounding(gradient, own_generator(1), 1e-7)
+    for part, exact in ((gradient.real, 0.0), (gradient.imag, 3.0)):
+        assert 0 < (part - exact).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("where", ["nowhere", "loop", "call"])

@@ -322,6 +322,14 @@ class Named(Pairs):
         return {**super().__getitem__(index), "name": str(index)}
 
 
+class NoArrays(Pairs):
+    """Samples with a nested tensor, which is no array of numbers."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "parts": torch.nested.nested_tensor([sample["x"]])}
+
+
 class Equal(Pairs):
     def __getitem__(self, index):
         return super().__getitem__(0)
@@ -336,12 +344,14 @@ RIGHT = {
     "a batch of one": lambda: train(first, batch_size=1),
     "few batches": lambda: train(first, batch_size=8),
     "texts": lambda: train(first, dataset=Named()),
+    "no arrays": lambda: train(lambda samples: {"x": samples[0]["x"][None]}, dataset=NoArrays()),
     "equal samples": lambda: train(None, dataset=Equal()),
     "worker processes": lambda: train(None, workers=1),
     "no batches": lambda: train(None, batch_size=None),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("name", RIGHT)
 def test_other_batches_have_no_note(noted, name):
     assert noted(RIGHT[name]) == []
