@@ -183,7 +183,8 @@ class ModuleRecorder:
 
 def _forward_of(module: nn.Module) -> tuple[str, int] | None:
     """Return the line of the forward of a module's class; None if the class is of a library."""
-    code = getattr(unwrap(type(module).forward), "__code__", None)
+    forward = getattr(type(module), "forward", None)  # none of a TorchScript module's class
+    code = getattr(unwrap(forward), "__code__", None) if callable(forward) else None
     if code is None or not is_user_code(code.co_filename):
         return None
     return code.co_filename, code.co_firstlineno

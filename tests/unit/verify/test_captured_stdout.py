@@ -1,4 +1,4 @@
-"""What a script prints is read at once, whatever it has put in the place of stdout."""
+"""The prints of a script are read at once, whatever it has put in the place of stdout."""
 
 import io
 import sys
@@ -18,7 +18,7 @@ from samestep.verify.probed_run import _CapturedStdout
     ],
     ids=["none", "of the buffer", "of the detached buffer"],
 )
-def test_what_is_printed_is_read_at_once(tmp_path, replacement):
+def test_prints_are_read_at_once(tmp_path, replacement):
     captured = _CapturedStdout(tmp_path / "stdout")
     with redirect_stdout(captured.stream):
         sys.stdout = stream = replacement()

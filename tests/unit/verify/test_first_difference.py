@@ -149,6 +149,23 @@ def test_another_loss_is_no_fault_of_a_module(recorded):
     assert first.call.called[0] == __file__
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_of_torchscript_is_recorded(recorded):
+    def make():
+        torch.manual_seed(1)
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.inner = nn.Sequential(), make()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    assert recorded(Around, mean).first_difference() is None
+
+
 def shard(tensor, samples=()):
     return Shard(summarize(tensor, len(samples)), list(samples))
 

@@ -122,6 +122,6 @@ def _divisor(node: Any) -> Iterator[float]:
         if isinstance(divisor, Tensor) and divisor.numel() == 1:
             # A mode that dispatches operations would get a plain number in the place of a number's tensor.
             with _disable_current_modes():
-                value = float(divisor)
+                value = float(divisor.detach())
             if value.is_integer():
                 yield value
