@@ -227,11 +227,11 @@ def refuse_other_file(path: Path) -> None:
     """
     if not path.exists():
         return
-    begin, found = json_line({"format": FORMAT}).removesuffix("}").encode(), None
+    begin, head = json_line({"format": FORMAT}).removesuffix("}").encode(), None
     if path.is_file():  # a pipe would be waited for
         with suppress(OSError), path.open("rb") as file:
-            found = file.read(len(begin))
-    if found not in (b"", begin):
+            head = file.read(len(begin))
+    if head not in (b"", begin):
         raise UsageError(f"--save {path} would replace a file that is no golden run; give another name.")
 
 
