@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -273,9 +274,10 @@ def _verified(
 
 def _saved(file: Path, script: _Runnable, size: int, runs: Any, steps: int | None) -> Report:
     """Save a golden run, unless two runs of the script differ; return the report on the script."""
-    from samestep.verify.golden import Origin, described_machine, write_golden
+    from samestep.verify.golden import Origin, described_machine, refuse_other_file, write_golden
     from samestep.verify.golden_comparison import GoldenVerification
 
+    refuse_other_file(file)
     program = script.program
     origin = Origin(
         script=program.target,
@@ -387,7 +389,10 @@ def _prepare(size: int) -> None:
 
 
 def _print(report: Report) -> None:
-    console = Console(file=sys.stdout, highlight=False)
+    if isinstance(sys.stdout, TextIOWrapper):  # a line of the script may have characters that stdout lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # A line of a script is no emoji: rich has one for ":100:".
+    console = Console(file=sys.stdout, highlight=False, emoji=False)
     if report.rows:
         console.print(f"Largest relative deviation from {_REFERENCES[report.reference]}:")
         table = Table(box=None, pad_edge=False)

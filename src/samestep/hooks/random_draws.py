@@ -13,6 +13,7 @@ from torch import Tensor
 from samestep.base.record import map_values
 
 _CPU = torch.device("cpu")
+_WITHOUT_OWN = ("cpu", "meta")  # types of devices without generators beside those of the CPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +29,7 @@ class RngState:
     def now(cls, device: torch.device = _CPU) -> "RngState":
         """Return the current state: of the CPU generators, and of a device's."""
         of_device = None
-        if device.type != "cpu":
+        if device.type not in _WITHOUT_OWN:
             of_device = (device, torch.get_device_module(device).get_rng_state(*_argument(device)))
         return cls(torch.get_rng_state(), of_device, random.getstate(), _numpy_state())
 
@@ -98,7 +99,7 @@ def _argument(device: torch.device) -> list[torch.device]:
 def seed_generators(seed: int, device: torch.device = _CPU) -> None:
     """Seed the generators of `RngState`; `torch.manual_seed` would also queue a call for every device."""
     torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
+    if device.type not in _WITHOUT_OWN:
         torch.get_device_module(device).manual_seed(seed)
     random.seed(seed)
     generator = type(_bit_generator())

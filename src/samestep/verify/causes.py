@@ -22,7 +22,7 @@ from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
 from samestep.verify.compare import Comparison, are_same_rates
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
-from samestep.verify.run_record import EQUAL, differ, relative
+from samestep.verify.run_record import EQUAL, RunRecord, differ, relative
 from samestep.verify.sample_causes import (
     evaluates_alone,
     fewer_steps,
@@ -233,34 +233,41 @@ def _learning_rate(comparison: Comparison) -> Finding | None:
     first = comparison.first_of("learning rate")
     if first is None:
         return None
-    here, usual = (
-        [run.at(step).learning_rates for step in range(run.steps)]
-        for run in (comparison.run, comparison.reference)
-    )
     size, step = comparison.size, first.step
-    if all(are_same_rates(a, [size * b for b in usual[i]]) for i, a in enumerate(here[: len(usual)])):
+    optimizer = comparison.run.at(step).optimizer
+    here, usual = (_rates_by_step(run, optimizer) for run in (comparison.run, comparison.reference))
+    both = [(rates, usual[k]) for k, rates in here.items() if k in usual]
+    if both and all(are_same_rates(a, [size * b for b in usual_rates]) for a, usual_rates in both):
         return comparison.finding(
             "lr-times-n",
             f"the learning rate is {size} times that {comparison.where}.",
             step,
             advice="Use the same rate for the same global batch: gradients are averaged, not summed.",
         )
-    for ahead in (0, size - 1):
-        pairs = [(i, i * size + ahead) for i in range(len(here)) if i * size + ahead < len(usual)]
-        if len(pairs) > 1 and all(are_same_rates(here[i], usual[k]) for i, k in pairs):
+    steps, usual_steps = [*here], [*usual]
+    for ahead in (0, size - 1) if size > 1 else ():
+        pairs = dict(zip(steps, usual_steps[ahead::size], strict=False))
+        if len(pairs) > 1 and all(are_same_rates(here[k], usual[later]) for k, later in pairs.items()):
+            from_step = f" of step {pairs[step]}" if step in pairs else ""
             return comparison.finding(
                 "schedule-n-times",
-                f"the learning rate of step {step} is that of step {step * size + ahead} "
-                f"{comparison.where}: the schedule steps {size} times per step.",
+                f"the learning rate of step {step} is that{from_step} {comparison.where}: the schedule steps "
+                f"{size} times per step.",
                 step,
                 advice="Step it once.",
             )
     return comparison.finding(
         "learning-rate",
         f"the learning rate of step {step} is {_rates(here[step])}, {comparison.where} "
-        f"{_rates(usual[step])}.",
+        f"{_rates(comparison.reference.at(step).learning_rates)}.",
         step,
     )
+
+
+def _rates_by_step(run: RunRecord, optimizer: int) -> dict[int, Sequence[float]]:
+    """Return the learning rates of one optimizer by step: each optimizer has a schedule of its own."""
+    steps = {index: run.at(index) for index in range(run.steps)}
+    return {index: step.learning_rates for index, step in steps.items() if step.optimizer == optimizer}
 
 
 def _weight_decay(comparison: Comparison) -> Finding | None:
@@ -374,7 +381,8 @@ def _scale(comparison: Comparison) -> Finding | None:
         return None
     step, size = comparison.first.step, comparison.size
     here, usual = comparison.run.gradient(step), comparison.reference.gradient(step)
-    if here.shape != usual.shape or not usual.any():
+    is_comparable = here.shape == usual.shape and np.isfinite(here).all() and np.isfinite(usual).all()
+    if not (is_comparable and usual.any()):
         return None
     factor = float(here @ usual / (usual @ usual))
     if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > _SCALE:

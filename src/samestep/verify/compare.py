@@ -151,11 +151,11 @@ def _loss(run: RunRecord, reference: RunRecord, step: int) -> float:
 
 
 def _loss_deviation(run: RunRecord, reference: RunRecord, step: int, total_of: Callable[..., Any]) -> float:
-    target = reference.losses(step, total_of)[0]
-    scale = max(abs(target), _SMALL_LOSS * abs(reference.losses(0, total_of)[0]))
+    first, target = (reference.losses(index, total_of)[0] for index in (0, step))
     here = run.losses(step, total_of)
-    if np.isnan(target):
-        return 0.0 if np.isnan(here[0]) else float("inf")
+    if not np.isfinite(target):  # as where a scaled loss is infinite and its step is skipped
+        return 0.0 if np.array_equal(here[0], target, equal_nan=True) else float("inf")
+    scale = max(abs(target), _SMALL_LOSS * abs(first) if np.isfinite(first) else 0.0)
     best = min(abs(loss - target) for loss in here)
     return best / scale if scale else (0.0 if not best else float("inf"))
 
@@ -301,24 +301,23 @@ class Comparison:
         """
         if self.run.runs_once and cause != "refused":  # a refusal says itself what to do
             advice = self.fault_of_samestep
-        values = [
-            deviation.value
-            for deviation in self.deviations
-            if deviation.step == step and np.isfinite(deviation.value)
-        ]
+        values = [deviation.value for deviation in self.deviations if deviation.step == step]
         return Finding(
             cause=cause,
             message=f"{message} {advice}".rstrip(),
             workers=self.size,
             step=step,
-            max_relative_deviation=max(values, default=None),
+            max_relative_deviation=_finite_maximum(values),
             advice=advice,
             **more,
         )
 
     @property
     def largest_deviation(self) -> float | None:
-        """The largest deviation of all quantities and steps; None if none is a finite number."""
-        return max(
-            (deviation.value for deviation in self.deviations if np.isfinite(deviation.value)), default=None
-        )
+        """The largest deviation of all quantities and steps; None if it is not a finite number."""
+        return _finite_maximum([deviation.value for deviation in self.deviations])
+
+
+def _finite_maximum(values: Sequence[float]) -> float | None:
+    most = max(values, default=np.inf)
+    return most if np.isfinite(most) else None

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from samestep.verify.compare import Comparison, allowed_deviation, rounding_of
 from samestep.verify.run_record import EQUAL, Vector, differ, relative, same_samples
-from samestep.verify.tensor_summary import BUCKETS, PROJECTIONS, RowSummary
+from samestep.verify.tensor_summary import BUCKETS, NUMBERS, PROJECTIONS, RowSummary
 from samestep.verify.trace import Call, Key, ModuleRecord, Value
 from samestep.verify.verdict import Finding
 
@@ -61,7 +61,7 @@ class Shard:
     def rows(self, dim: int) -> Matrix:
         """Return the numbers of its rows."""
         rows = self.summary.rows[dim]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), -1)
+        return np.array(rows, dtype=np.float64).reshape(len(rows), NUMBERS)  # also of an empty tensor
 
     def other_sizes(self, dim: int) -> list[int]:
         """Return the sizes of all other dimensions."""
@@ -188,8 +188,8 @@ def _in_order(usual: Matrix, here: Matrix, order: tuple[Order, Order]) -> tuple[
 
 
 def _of_nearest(usual: Matrix, here: Matrix) -> float | None:
-    """Return the distance of each row to the nearest of the others; None for too many rows."""
-    if max(len(usual), len(here)) > _MOST_ROWS:
+    """Return the distance of each row to the nearest of the others; None for too many rows, or none."""
+    if not 0 < max(len(usual), len(here)) <= _MOST_ROWS:
         return None
     usual, here = usual[:, :PROJECTIONS], here[:, :PROJECTIONS]
     squares = ((usual[:, None] - here[None]) ** 2).sum(-1)

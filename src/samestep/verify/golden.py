@@ -10,6 +10,7 @@ on that of the model. The file is JSON of texts and numbers: reading it runs no 
 import base64
 import binascii
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -218,6 +219,22 @@ def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> Gol
     )
 
 
+def refuse_other_file(path: Path) -> None:
+    """Refuse to replace a file that is no golden run, such as the script.
+
+    Raises:
+        UsageError: it exists, and is neither a golden run nor empty.
+    """
+    if not path.exists():
+        return
+    begin, head = json_line({"format": FORMAT}).removesuffix("}").encode(), None
+    if path.is_file():  # a pipe would be waited for
+        with suppress(OSError), path.open("rb") as file:
+            head = file.read(len(begin))
+    if head not in (b"", begin):
+        raise UsageError(f"--save {path} would replace a file that is no golden run; give another name.")
+
+
 def write_golden(path: Path, golden: GoldenFile) -> None:
     """Write a golden file.
 
@@ -241,7 +258,10 @@ def read_golden(path: Path) -> GoldenRun:
         raise UsageError(f"{path} has version {version} of its format, and this samestep reads {VERSION}.")
     try:
         stored = read_as(GoldenFile, content, "golden")
-        run, control = _record(stored.run, "golden.run"), _record(stored.control, "golden.control")
+        run, control = (
+            replace(_record(getattr(stored, name), f"golden.{name}"), workers=stored.origin.workers)
+            for name in ("run", "control")
+        )
         initial = [_vector(text, "golden.initial") for text in stored.initial]
         if [len(vector) for vector in initial] != [BUCKETS * len(held) for held in run.facts.parameters]:
             raise FormatError("golden.initial is not that of these parameters")

@@ -137,7 +137,7 @@ def joined_parts(reference: RunRecord, run: RunRecord) -> RunRecord:
     optimizers = range(len(reference.facts.parameters))
     for optimizer in optimizers:
         for place, name in enumerate(_names(run, optimizer)):
-            if name in run.facts.parts:
+            if name in run.facts.parts and name in _names(reference, optimizer):
                 run = _joined_part(reference, run, optimizer, place)
     return run
 

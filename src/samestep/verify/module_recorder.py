@@ -17,7 +17,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
 from samestep.verify.probe import Probe, add_rounding, plain_name
-from samestep.verify.tensor_summary import own_generator, row_keys, sketch, summarize
+from samestep.verify.tensor_summary import has_values, is_plain, own_generator, row_keys, sketch, summarize
 from samestep.verify.trace import Call, Gradient, Role, Value, Writer
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
@@ -111,9 +111,7 @@ class ModuleRecorder:
             number=self._numbers[root, name],
             place=_forward_of(module) or called,
             called=called,
-            parameters=[]
-            if parent
-            else sketch(parameter for parameter in module.parameters() if not parameter.is_meta),
+            parameters=[] if parent else sketch(module.parameters()),
         )
         self._calls += 1
         self._numbers[root, name] += 1
@@ -125,7 +123,8 @@ class ModuleRecorder:
         if id(module) not in self._roots:
             self._roots[id(module)] = module
             if self._noise is not None:
-                for parameter in filter(torch.is_floating_point, module.parameters()):
+                with_values = filter(has_values, module.parameters())
+                for parameter in filter(torch.is_floating_point, with_values):
                     add_rounding(parameter.data, self._noise, torch.finfo(parameter.dtype).eps)
         self._model = self._probe.model_of(module)
         self._names = {id(part): plain_name(name) for name, part in module.named_modules()}
@@ -145,7 +144,7 @@ class ModuleRecorder:
 
     def _record_values(self, call: Call, role: Role, held: Any) -> None:
         for leaf, (_, tensor) in enumerate(leaves(held)):
-            if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
+            if is_plain(tensor):
                 self._writer.write(
                     "value",
                     Value(
@@ -177,14 +176,15 @@ class ModuleRecorder:
     ) -> None:
         step, backward = self._probe.position
         gradient = gradients[position]
-        if step == self._step and gradient is not None and gradient.layout == torch.strided:
+        if step == self._step and gradient is not None and is_plain(gradient):
             summary = summarize(gradient, samples)
             self._writer.write("gradient", Gradient(tensor=tensor, backward=backward, summary=summary))
 
 
 def _forward_of(module: nn.Module) -> tuple[str, int] | None:
     """Return the line of the forward of a module's class; None if the class is of a library."""
-    code = getattr(unwrap(type(module).forward), "__code__", None)
+    forward = getattr(type(module), "forward", None)  # none of a TorchScript module's class
+    code = getattr(unwrap(forward), "__code__", None) if callable(forward) else None
     if code is None or not is_user_code(code.co_filename):
         return None
     return code.co_filename, code.co_firstlineno

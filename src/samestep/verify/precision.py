@@ -52,7 +52,8 @@ def decided_in_double(findings: Sequence[Finding], double: Comparison | None) ->
     worst = max(disputed, default=np.inf)
     if causes(double) or not worst <= _SAME_IN_DOUBLE:
         return list(findings)
-    by = f"deviates by {fault.max_relative_deviation or 0:.1e} in single precision"
+    most = fault.max_relative_deviation
+    by = f"deviates by {np.inf if most is None else most:.1e} in single precision"
     statement = Finding(
         cause="single-precision",
         message=f"a number that is printed {by}. In double precision the prints are the same, and the "

@@ -16,7 +16,10 @@ from samestep.verify.run_record import RunRecord
 
 _NUMBER = r"(?<![\w.])[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
 _DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
-_TOKEN = re.compile(rf"(?P<date>{_DATE})|(?P<number>{_NUMBER})")
+_ADDRESS = r"(?<=\bat )0x[0-9a-fA-F]+"  # that of an object in its usual text, which two runs can share
+_TOKEN = re.compile(rf"(?P<measured>{_ADDRESS}|{_DATE})|(?P<number>{_NUMBER})")
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""A control sequence of a terminal, such as a color, which would be a part of the word behind it."""
 _NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
 _UNIT = re.compile(r"(\s*)([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
 _PARTS = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
@@ -79,7 +82,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
     same total in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
-    size = len(run.traces)
+    size = _times_as_many(reference, run)
     rounding = rounding_of(reference.facts.epsilon)
     lines, again, compared = (_lines(record) for record in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
@@ -113,6 +116,12 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
                     )
                 )
     return numbers
+
+
+def _times_as_many(reference: RunRecord, run: RunRecord) -> int:
+    """Return by what the share of a rank of one run is divided to be that of the other run."""
+    few, many = sorted((reference.size, run.size))
+    return 1 if run.runs_once else many // few
 
 
 def of_progress(numbers: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:
@@ -235,7 +244,8 @@ def _lines(run: RunRecord) -> list[_Line]:
 
 def _line(text: str) -> _Line:
     shape, numbers, end, was_measured = "", [], 0, False
-    readable, text = text, text.replace("#", "\0")  # in a shape it stands for a number
+    readable = _ESCAPE.sub("", text)
+    text = readable.replace("#", "\0")  # in a shape it stands for a number
     for token in _TOKEN.finditer(text):
         if token["number"] and not _is_finite_or_named(token[0]):
             continue  # 1e999, part of a hash
@@ -244,7 +254,7 @@ def _line(text: str) -> _Line:
         is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
         unit = _unit(text, token.end())
         is_named = _is_measured(text, token.start(), bool(unit))
-        was_measured = is_mean or bool(token["date"]) or is_named
+        was_measured = is_mean or bool(token["measured"]) or is_named
         shape += f"{between}{'~' if was_measured else '#'}"
         if not was_measured:
             numbers.append(token[0])

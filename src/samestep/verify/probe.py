@@ -36,6 +36,7 @@ from samestep.verify.script_settings import module_settings, optimizer_settings
 from samestep.verify.tensor_summary import (
     BUCKETS,
     KEY_DECIMALS,
+    has_values,
     is_half_epsilon,
     norm,
     own_generator,
@@ -211,7 +212,7 @@ class Probe(Listener):
         """Return the keys of the samples in a module's inputs, and the sum of each one's elements."""
         keys: list[float] = []
         sums: list[float] = []
-        for data in data_in(tuple(inputs)):
+        for data in filter(has_values, data_in(tuple(inputs))):
             keys += row_keys(data)
             sums += row_sums(data)
             device = data.device.type
@@ -234,7 +235,7 @@ class Probe(Listener):
                 *module.buffers(),
                 *(tensor for tensor in module.parameters() if not tensor.requires_grad),
             )
-            self.facts.buffers += sketch(tensor for tensor in untrained if not tensor.is_meta)
+            self.facts.buffers += sketch(untrained)
             self.facts.modules |= module_settings(len(self._modules) - 1, module)
             self.facts.wrapped |= isinstance(module, DistributedDataParallel)
             self.facts.batch_norm |= any(map(normalizes_alone, module.modules()))
@@ -262,7 +263,7 @@ class Probe(Listener):
         if self._fetched is not None:  # a GAN draws noise between two backwards
             self._fetched = RngState.now(self._device)
         # Read after backward: only then the loss of a replicated script is that of the global batch.
-        self._step.losses += [float(loss.detach()) for loss in losses if loss.numel() == 1]
+        self._step.losses += [float(loss.detach().real) for loss in losses if loss.numel() == 1]
         self._step.backwards += 1
         if self._noise is not None:
             self._disturb(self._noise)
@@ -300,7 +301,7 @@ class Probe(Listener):
             self._optimizers.append(optimizer)
         self._step.optimizer = self._optimizers.index(optimizer)
         groups = [group for group in optimizer.param_groups if "lr" in group]
-        self._step.learning_rates = [float(group["lr"]) for group in groups]
+        self._step.learning_rates = [float(group["lr"] or 0.0) for group in groups]  # None: its own
         self._step.weight_decays = [float(group.get("weight_decay") or 0.0) for group in groups]
         self._before = self._step.backwards
         parameters = parameters_of(optimizer)
@@ -546,8 +547,9 @@ def add_rounding(tensor: Tensor, noise: torch.Generator, epsilon: float) -> None
         tensor = tensor._values()  # noqa: SLF001 - itself, and also where indices repeat
     elif hasattr(tensor, "to_local"):  # a DTensor of one worker, with the storage of its local tensor
         tensor = tensor.to_local()
-    size = tensor.detach().double().pow(2).mean().sqrt() * rounding
-    drawn = torch.randn(tensor.shape, generator=noise, dtype=torch.float64, device="cpu")
+    size = tensor.detach().abs().double().pow(2).mean().sqrt() * rounding
+    dtype = torch.complex128 if tensor.is_complex() else torch.float64
+    drawn = torch.randn(tensor.shape, generator=noise, dtype=dtype, device="cpu")
     tensor.add_((drawn * size.cpu()).to(tensor))
 
 
@@ -576,9 +578,7 @@ class _CallsOfTraining:
         """Add the samples of a call without gradients."""
         self._since_step.setdefault((model, model.training), []).extend(keys)
         if ref(model) not in self._at_first and not self._is_trained(model):
-            self._at_first[ref(model)] = sketch(
-                parameter for parameter in model.parameters() if not parameter.is_meta
-            )
+            self._at_first[ref(model)] = sketch(model.parameters())
 
     def of_untrained_models(self) -> list[float]:
         """Return sketches of the parameters of all models that are never trained, at their first call."""

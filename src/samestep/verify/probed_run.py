@@ -340,8 +340,10 @@ class _CapturedStdout:
 
     def text(self) -> str:
         """Return the text written so far."""
-        if not self.stream.closed:
-            self.stream.flush()
+        # A script can put a text file of its own around the same buffer, also after it has detached that.
+        for stream in (sys.stdout, self.stream):
+            with suppress(Exception):
+                stream.flush()
         self._reader.seek(0)
         return self._reader.read().decode(errors="replace")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -122,6 +123,13 @@ def _without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def plain_index(index: Any) -> Any:
+    """Return an index of samples, or a list of them, without arrays: equal indices are then comparable."""
+    if isinstance(index, Tensor | np.ndarray | np.generic):
+        return index.tolist()
+    return [plain_index(part) for part in index] if isinstance(index, list | tuple) else index
+
+
 class _SeededDataset:
     """A data set that seeds the random generators by the index of each sample."""
 
@@ -138,7 +146,7 @@ class _SeededDataset:
 
     def __getitem__(self, index: Any) -> Any:
         before = RngState.now()
-        seed_generators(hash(index) % SEEDS_OF_NUMPY)
+        seed_generators(crc32(repr(plain_index(index)).encode()) % SEEDS_OF_NUMPY)
         try:
             return self._inner[index]
         finally:
@@ -297,8 +305,9 @@ _BY_VALUES: Mapping[Any, Callable[..., Tensor]] = {
 def _digests(tensors: Iterable[Tensor]) -> Sequence[int]:
     """Return a digest for each row of the first non-empty tensor."""
     for tensor in tensors:
-        if tensor.dim() and tensor.numel() and tensor.layout == torch.strided:
-            rows = tensor.detach().cpu().reshape(tensor.size(0), -1).contiguous().view(torch.uint8).numpy()
+        if tensor.dim() and tensor.numel() and tensor.layout == torch.strided and not tensor.is_nested:
+            values = tensor.detach().resolve_conj().resolve_neg().cpu()
+            rows = values.reshape(tensor.size(0), -1).contiguous().view(torch.uint8).numpy()
             return [crc32(row) for row in rows]
     return ()
 

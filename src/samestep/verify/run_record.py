@@ -48,7 +48,8 @@ class RunRecord:
     # whether the ranks have other gradients before a step, and equal parameters after it
     reduces_in_step: bool = False
     modules: Sequence[ModuleRecord] = ()  # the module calls of one step on each rank, if they were recorded
-    workers: int | None = None  # number of workers, if not each of them has a trace
+    # number of workers, if not each of them has a trace, as in a serial script or a golden run
+    workers: int | None = None
     # parameters of the reference that no optimizer of this run has, though they change there
     lost: Sequence[LostParameter] = ()
     holds_parts: bool = False  # whether some ranks lack parameters that others have
@@ -247,13 +248,14 @@ def same_samples(keys: Vector, usual: Vector) -> bool:
     return bool(exact.all() or (difference <= _CLOSE_KEY * np.std(usual)).all())
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def relative(vector: Vector, reference: Vector) -> float:
     """Return the distance of two vectors relative to the second; infinite if their shapes differ."""
     if vector.shape != reference.shape:
         return float("inf")
     size = float(np.linalg.norm(reference))
     distance = float(np.linalg.norm(vector - reference))
-    if np.isnan(distance):
+    if not np.isfinite(distance):
         return 0.0 if np.array_equal(vector, reference, equal_nan=True) else float("inf")
     return distance / size if size else (0.0 if not distance else float("inf"))
 

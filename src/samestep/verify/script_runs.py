@@ -74,8 +74,8 @@ class ScriptRuns:
         require_end(reference, script, where)
         if not reference.steps:
             raise UsageError(
-                f"{script.program.target} made no training step {where}: no optimizer stepped, and no "
-                "backward ran."
+                f"{script.program.target} made no training step {where}: no optimizer stepped (without one, "
+                "a backward is a step)."
             )
         control = self.run(script, size, "gradients disturbed", length=length_after(reference), disturb=True)
         require_end(control, script, f"{where} when its gradients change by as little as rounding")

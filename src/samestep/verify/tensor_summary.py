@@ -7,7 +7,7 @@ elements with random weights: equal samples have equal keys, and different sampl
 `RowSummary` has numbers for each row, so that the shards of several ranks can be joined to one tensor.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 BUCKETS = 16
 """Numbers per tensor; they give the norm of a difference to about a third, better for many tensors."""
 PROJECTIONS = 4
 """Numbers per row that are linear in it: products with random vectors; how many is a guess. The order of the
 row's elements does not change the numbers after them."""
+NUMBERS = PROJECTIONS + 3
+"""All numbers per row."""
 KEY_DECIMALS = 9
 """Decimals of a sample's key by which equal samples are found: a key is a sum in double precision."""
 _LONGEST = 1024  # a longer sequence has no rows of its own: as many as are compared without an order
@@ -45,7 +48,7 @@ class PartPlace:
 
 
 def sketch(tensors: Iterable[Tensor | None], places: Iterable[PartPlace | None] | None = None) -> list[float]:
-    """Return `BUCKETS` numbers for each tensor, in order; zeros for None.
+    """Return `BUCKETS` numbers for each tensor, in order; zeros for None and for a tensor without values.
 
     Args:
         tensors: the tensors.
@@ -75,19 +78,35 @@ def norm(tensors: Iterable[Tensor | None]) -> float:
 
 def row_keys(tensor: Tensor) -> list[float]:
     """Return a key for each sample: for each index of the first dimension; none without values."""
-    if tensor.is_meta:
-        return []
-    rows = _in_double(tensor).reshape(tensor.size(0), -1)
-    finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
-    return torch.mv(finite, _weights(rows.size(1))).tolist()
+    keys: list[float] = []
+    for rows in _samples_in(tensor):
+        finite = torch.nan_to_num(rows, nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
+        keys += torch.mv(finite, _weights(rows.size(1))).tolist()
+    return keys
 
 
 def row_sums(tensor: Tensor) -> list[float]:
     """Return the sum of the elements of each sample; those of the parts of a sample add up to that of it."""
-    if tensor.is_meta:
-        return []
-    sums: list[float] = torch.nan_to_num(_in_double(tensor).reshape(tensor.size(0), -1)).sum(1).tolist()
-    return sums
+    return [total for rows in _samples_in(tensor) for total in torch.nan_to_num(rows).sum(1).tolist()]
+
+
+def _samples_in(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the values of samples, one row each; those of a nested tensor, of unequal sizes, one by one."""
+    if tensor.is_nested:
+        yield from (_in_double(part).reshape(1, part.numel()) for part in tensor.unbind())
+    elif has_values(tensor):
+        yield _in_double(tensor).reshape(tensor.size(0), -1)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor has values: none on the meta device, and before a lazy module's first call."""
+    return not (is_lazy(tensor) or tensor.is_meta)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is an array of numbers: dense, of one size in each dimension, with values."""
+    is_array = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return is_array and has_values(tensor)
 
 
 def rounded_keys(keys: Iterable[float]) -> set[float]:
@@ -123,7 +142,7 @@ def summarize(tensor: Tensor, samples: int) -> RowSummary:
 
 
 def _one(tensor: Tensor | None) -> Tensor:
-    if tensor is None or not tensor.numel():
+    if tensor is None or not has_values(tensor) or not tensor.numel():
         return torch.zeros(BUCKETS, dtype=torch.float64, device="cpu")
     values = _in_double(tensor).reshape(-1)
     signed = values * _signs(values.numel())
@@ -139,6 +158,8 @@ def _in_double(tensor: Tensor) -> Tensor:
     detached: Any = tensor.detach()
     if hasattr(detached, "full_tensor"):
         detached = detached.full_tensor()
+    if detached.is_quantized:
+        detached = detached.dequantize()
     dense = detached.to_dense() if detached.layout != torch.strided else detached
     real: Tensor = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
     return real.to("cpu", torch.float64)

@@ -1,7 +1,9 @@
 """``samestep verify`` is a single process, and commands in a shell with an allocation are rerun in it."""
 
+import io
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -60,6 +62,25 @@ def test_in_a_shell_with_an_allocation_a_command_is_rerun_there(command, flags, 
     assert "Slurm allocation 12 " in capsys.readouterr().err
 
 
+def report_with(finding, **missing):
+    deviations = dict.fromkeys(("loss", "gradient", "parameters"), 0.5)
+    row = Row(workers=2, steps=1, deviations=deviations, is_rounding=False, findings=[finding])
+    return Comparison(rows=[row], findings=[], steps=1, not_compared=missing)
+
+
+def test_a_message_is_printed_as_it_is(capsys):
+    message = "rank 1 failed at train.py:100: ValueError: [bold]:1234: :smile:"
+    _print(report_with(Finding(cause="crash", message=message, workers=2)))
+    assert message in capsys.readouterr().out
+
+
+def test_a_message_is_printed_in_any_encoding(monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    _print(report_with(Finding(cause="printed", message="pr\xe9cision 0.5", workers=2)))
+    assert b"pr\\xe9cision 0.5" in stdout.buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     ("gravity", "cause", "verdict", "color"),
     [
@@ -70,10 +91,7 @@ def test_in_a_shell_with_an_allocation_a_command_is_rerun_there(command, flags, 
     ],
 )
 def test_a_verdict_has_its_color_on_a_terminal_only(gravity, cause, verdict, color, monkeypatch, capsys):
-    finding = Finding(cause=cause, message="", workers=2, kind=gravity)
-    deviations = dict.fromkeys(("loss", "gradient", "parameters"), 0.5)
-    row = Row(workers=2, steps=1, deviations=deviations, is_rounding=False, findings=[finding])
-    report = Comparison(rows=[row], findings=[], steps=1, not_compared={"loss": "[loss]"})
+    report = report_with(Finding(cause=cause, message="", workers=2, kind=gravity), loss="[loss]")
 
     _print(report)
     assert "\x1b" not in (plain := capsys.readouterr().out)

@@ -102,6 +102,37 @@ def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
     assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
 
 
+@pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])
+def test_a_loss_that_is_not_finite_in_both_runs_is_the_same_and_hides_no_other(first):
+    def begins(factor, elsewhere=first):
+        def change(_, step):
+            loss = factor * step.losses[0] if step.index else elsewhere
+            return replace(step, losses=[loss])
+
+        return change
+
+    reference, control = run(change=begins(1)), run(change=begins(1), jitter=1e-15)
+    for change, expected in ((begins(1), []), (begins(2), ["loss-only"]), (begins(1, 0.5), ["loss-only"])):
+        seen = Comparison(reference, run(2, change=change), control)
+        assert [finding.cause for finding in causes(seen)] == expected
+
+
+@pytest.mark.parametrize("infinite", ["run", "reference"])
+def test_a_deviation_that_is_infinite_is_the_largest_one(infinite):
+    def change(_, step):
+        return replace(step, gradient=[np.inf] * 16) if step.index == 2 else step
+
+    usual, here = (
+        run(size, change=change if name == infinite else None)
+        for name, size in (("reference", 1), ("run", 2))
+    )
+    comparison = Comparison(usual, here, usual)
+    (finding,) = causes(comparison)
+    assert (finding.cause, finding.step, finding.max_relative_deviation) == ("gradient", 2, None)
+    assert comparison.largest_deviation is None
+    assert max(deviation.value for deviation in comparison.deviations) == np.inf
+
+
 def skipping(record, step):
     """Return a run that does not make a step, whose samples count towards the next one."""
 
@@ -227,6 +258,28 @@ def doubled(rank, step):
 )
 def test_a_fault_is_named(cause, change):
     assert causes_in(run(2, change=change, facts=lambda _: {"wrapped": True})) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (lambda index: 0.1 * 0.5**index, "schedule-n-times"),
+        (lambda index: 0.2 * 0.5 ** (index // 2), "lr-times-n"),
+        (lambda index: 0.1 * 0.7**index, "learning-rate"),
+    ],
+)
+def test_the_rates_of_one_optimizer_are_compared_where_another_one_has_its_own(rate, expected):
+    def alternating(rate_of_second):
+        def change(_, step):
+            index, number = divmod(step.index, 2)
+            rates = [rate_of_second(index)] if number else [0.3 - 0.01 * index]
+            return replace(step, optimizer=number, learning_rates=rates)
+
+        return change
+
+    reference = run(change=alternating(lambda index: 0.1 * 0.5 ** (index // 2)), steps=12)
+    seen = run(2, change=alternating(rate), steps=12)
+    assert [finding.cause for finding in causes(Comparison(reference, seen, reference))] == [expected]
 
 
 def test_both_values_of_a_weight_decay_are_named():

@@ -149,6 +149,23 @@ def test_another_loss_is_no_fault_of_a_module(recorded):
     assert first.call.called[0] == __file__
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_of_torchscript_is_recorded(recorded):
+    def make():
+        torch.manual_seed(1)
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.inner = nn.Sequential(), make()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    assert recorded(Around, mean).first_difference() is None
+
+
 def shard(tensor, samples=()):
     return Shard(summarize(tensor, len(samples)), list(samples))
 
@@ -190,6 +207,16 @@ def test_tensors_of_other_shapes_are_not_compared():
     one = shard(torch.ones(4, 4))
     assert forward_distance(one, [shard(torch.ones(2, 2)), shard(torch.ones(2, 2))]) is None
     assert gradient_distance(one, [shard(torch.ones(3)), shard(torch.ones(3))], []) is None
+
+
+def test_a_rank_can_have_no_rows():
+    whole, empty = torch.randn(3, 4, generator=GENERATOR), torch.zeros(0, 4)
+    ranks = [shard(whole), shard(empty)]
+    assert forward_distance(shard(whole), ranks) == pytest.approx(0, abs=1e-6)
+    assert gradient_distance(shard(2 * whole), ranks, [torch.ones(2).numpy()]) > 0.1
+    assert not forward_distance(shard(empty), [shard(empty)] * 2)
+    without_columns = [shard(torch.zeros(count, 0), range(count)) for count in (4, 2)]
+    assert not forward_distance(without_columns[0], [without_columns[1]] * 2)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from samestep.verify.golden import (
     folded,
     golden_file,
     read_golden,
+    refuse_other_file,
     write_golden,
 )
 from samestep.verify.golden_comparison import GoldenVerification
@@ -39,8 +41,9 @@ def golden(tmp_path):
     """Returns a function that writes a golden run, and reads it."""
 
     def made(run=None, **how):
-        control = trained(change=1e-6)
-        write_golden(tmp_path / "golden.json", golden_file(origin(**how), run or trained(), control))
+        run = run or trained()
+        control = trained(change=1e-6, printed=run.facts.printed)
+        write_golden(tmp_path / "golden.json", golden_file(origin(**how), run, control))
         return read_golden(tmp_path / "golden.json")
 
     return made
@@ -145,6 +148,25 @@ def test_several_workers_agree_with_a_golden_run_of_another_number(golden):
     three = golden(trained(workers=3), workers=3)
     assert compared(three, trained(workers=2), "native")[0] == []
     assert compared(golden(), trained(workers=3), "native")[0] == []
+
+
+def test_a_file_that_is_no_golden_run_is_not_replaced(golden, tmp_path):
+    golden()
+    (tmp_path / "empty").touch()
+    for name in ("golden.json", "empty", "missing"):
+        refuse_other_file(tmp_path / name)
+    (tmp_path / "train.py").write_text("import torch\n")
+    for path in (tmp_path / "train.py", Path("/dev/null")):
+        with pytest.raises(UsageError, match=path.name):
+            refuse_other_file(path)
+
+
+def test_a_count_of_as_many_workers_is_no_share_of_another(golden):
+    usual, halved = ("0.50\n" * 6 + f"best epoch {epoch}\n" for epoch in (6, 3))
+    run = trained(workers=2, printed=halved)
+    for workers, codes in ((1, []), (2, ["printed"])):
+        kept = golden(trained(workers=workers, printed=usual), workers=workers)
+        assert compared(kept, run, "native")[0] == codes
 
 
 def test_the_samples_of_all_ranks_are_those_of_one_worker():

@@ -142,6 +142,16 @@ def test_parts_that_do_not_make_the_whole_are_left_out_and_the_others_are_compar
     assert causes(comparison) == []
 
 
+def test_parts_in_another_optimizer_than_on_one_worker_are_not_joined():
+    reference, run = in_parts(drawn(6, 4))
+    (first,) = reference.traces
+    held = first.facts.parameters[0]
+    divided = [held[1:], held[:1]]  # each of two optimizers has one of the parameters
+    reference = replace(reference, traces=[replace(first, facts=replace(first.facts, parameters=divided))])
+    with pytest.raises(UnmatchedParametersError):
+        compared(reference, run)
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_other_gradients_of_what_all_ranks_have_are_a_fault(swapped):
     found = causes(compared(*in_parts(drawn(6, 4), swapped=swapped, gradient=1.5)))

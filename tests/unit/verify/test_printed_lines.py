@@ -102,6 +102,13 @@ def test_lines_of_other_words_are_found():
     assert text("loss 1.0\nend", "loss 2.0\nend") is None
 
 
+def test_a_colored_number_is_a_number():
+    usual, rounded, other = (f"loss \x1b[1;32m{loss}\x1b[0m" for loss in ("0.250000", "0.250001", "0.350000"))
+    assert text(usual, rounded) is None
+    assert numbers(usual, rounded) == []
+    assert numbers(usual, other) == [("loss 0.350000", "loss 0.250000")]
+
+
 def test_words_that_vary_on_one_worker_are_no_difference():
     assert text("run abc\nend", "run ghi\nend", "run def\nend") is None
 
@@ -111,6 +118,7 @@ def test_padding_and_wrapping_of_numbers_are_no_difference():
     assert text("step  9 loss 1.0", "step 10 loss 1.0") is None
     assert text("took   9.87s", "took  10.42s") is None
     assert text("used 980 kB", "used 1.1 MB") is None
+    assert text("<A object at 0x7f1e3>", "<A object at 0x7fa04>") is None
 
 
 @pytest.mark.parametrize("token", ["1e999", "5e1234", "0e999", "1e-999", "9" * 5000, "-nan", "1e99999999999"])

@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from samestep.verify.probe import Probe
+from samestep.verify.probe import Probe, add_rounding
 from samestep.verify.run_length import FixedLength
-from samestep.verify.tensor_summary import BUCKETS, row_keys, sketch
+from samestep.verify.tensor_summary import BUCKETS, own_generator, row_keys, sketch
 from samestep.verify.trace import Writer, read
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -270,6 +270,50 @@ def test_an_optimizer_that_steps_another_makes_one_step(watch):
     assert {len(vector) for step in trace.steps for vector in (step.before, step.after)} == {2 * BUCKETS}
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_first_call_for_the_shapes_alone_is_recorded(watch, has_gradients):
+    def script():
+        with torch.device("meta"):
+            unused = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+        unused(X.to("meta"))
+        model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
+        with torch.set_grad_enabled(has_gradients):
+            model(X)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(X).mean().backward()
+        optimizer.step()
+
+    (step,) = watch(script).steps
+    assert len(step.samples) == len(X) * (1 + has_gradients)
+
+
+class OwnRate(torch.optim.Optimizer):
+    """An optimizer that computes its learning rate itself, as Adafactor can."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.1 * parameter.grad)
+
+
+def test_an_optimizer_without_a_rate_and_a_loss_of_a_complex_number_are_recorded(watch):
+    def script():
+        model = nn.Linear(3, 1, dtype=torch.complex64)
+        optimizer = OwnRate(model.parameters())
+        loss = model(X.to(torch.complex64)).mean()
+        losses.append(loss.item())
+        loss.backward(torch.ones_like(loss))
+        optimizer.step()
+
+    losses = []
+    (step,) = watch(script).steps
+    assert step.losses == [losses[0].real]
+    assert step.learning_rates == [0.0]
+
+
 def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     writer = Writer(tmp_path / "trace")
     probe = Probe(writer, 0, length=FixedLength(9, of_each=True), stop=list, printed=str, disturb=True)
@@ -281,6 +325,13 @@ def test_a_sparse_gradient_is_disturbed_as_little_as_others(tmp_path):
     exact = torch.zeros(10, 4).index_fill_(0, torch.tensor([1]), 1).index_fill_(0, torch.tensor([3]), 2)
     assert not torch.equal(found, exact)
     assert torch.allclose(found, exact, rtol=1e-5)
+
+
+def test_both_parts_of_a_complex_gradient_are_disturbed():
+    gradient = torch.full((8,), 3j)
+    add_rounding(gradient, own_generator(1), 1e-7)
+    for part, exact in ((gradient.real, 0.0), (gradient.imag, 3.0)):
+        assert 0 < (part - exact).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("where", ["nowhere", "loop", "call"])

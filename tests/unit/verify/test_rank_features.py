@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 from samestep.hooks.random_draws import RngState
-from samestep.verify.rank_features import per_sample_randomness
+from samestep.verify.rank_features import per_sample_randomness, rank_features_disabled
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
 DRAWS = {
@@ -64,6 +64,15 @@ def test_noise_depends_on_the_sample_alone(name, in_call):
     assert len(whole.double().reshape(12, -1).unique(dim=0)) > (8 if name.startswith("rand") else 4)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_a_view_has_the_noise_of_its_values_and_a_nested_tensor_has_no_samples():
+    view = torch.complex(X, X + 1).conj()
+    with per_sample_randomness():
+        noise = [Drawing(lambda x: torch.rand(len(x)))(x) for x in (view, view.resolve_conj())]
+        assert Drawing(lambda x: x.size(0))(torch.nested.nested_tensor([X[:2], X[2:]])) == 2
+    assert torch.equal(*noise)
+
+
 def test_draws_for_the_same_samples_differ_from_each_other():
     with per_sample_randomness():
         one, other = Drawing(lambda x: (torch.randn_like(x), torch.randn_like(x)))(X)
@@ -103,3 +112,31 @@ def test_orders_of_samples_and_user_defined_generators_are_unchanged():
             expected = torch.randint(50, (12,), generator=torch.Generator().manual_seed(5))
     assert torch.equal(orders[0][0], orders[1][0])
     assert torch.equal(orders[1][1], expected)
+
+
+class Noisy(Dataset):
+    """Draws noise for each sample, or for the samples of a batch that it gets at once."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.rand(len(index) if isinstance(index, list) else ())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sampler": BatchSampler(range(12), 4, drop_last=False), "batch_size": None},
+        {"sampler": torch.arange(12), "batch_size": 4},
+    ],
+    ids=["lists", "tensors"],
+)
+def test_samples_are_seeded_by_any_index(how):
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with rank_features_disabled():
+            found.append(torch.cat(list(DataLoader(Noisy(), **how))))
+    assert torch.equal(*found)
+    assert len(found[0].unique()) == 12

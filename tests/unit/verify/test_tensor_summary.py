@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.verify.tensor_summary import BUCKETS, norm, row_keys, sketch
+from samestep.verify.tensor_summary import BUCKETS, norm, row_keys, row_sums, sketch
 
 
 @given(st.integers(1, 500), st.integers(0, 2**31))
@@ -42,3 +42,24 @@ def test_sketching_does_not_change_the_scripts_random_state():
     sketch([torch.ones(1234)])
     row_keys(torch.ones(4, 567))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_sample_of_a_nested_tensor_has_its_key_beside_any_others(layout):
+    parts = [torch.randn(length, 3, generator=torch.Generator().manual_seed(length)) for length in (2, 5, 0)]
+    together = torch.nested.nested_tensor(parts, layout=layout)
+    alone = torch.nested.nested_tensor(parts[1:2], layout=layout)
+    assert row_keys(alone) == row_keys(together)[1:2] == row_keys(parts[1][None])
+    assert row_sums(together) == pytest.approx([float(part.sum()) for part in parts], abs=1e-5)
+    assert len(set(row_keys(together))) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized")
+def test_quantized_values_count_and_a_tensor_without_values_has_zeros():
+    quantized = torch.quantize_per_tensor(torch.arange(40.0), 0.5, 0, torch.qint8)
+    assert sketch([quantized]) == sketch([quantized.dequantize()])
+    lazy = torch.nn.LazyBatchNorm1d()
+    without = [*lazy.parameters(), lazy.running_mean, torch.empty(4, device="meta")]
+    assert sketch(without) == [0.0] * BUCKETS * 4
+    assert row_keys(torch.empty(4, 2, device="meta")) == []

@@ -329,7 +329,7 @@ def _holds_other(use: OptimizerUse, missing: Sequence[Tensor], model: nn.Module,
 
 
 def _unchanged(use: OptimizerUse) -> Note:
-    rates = sorted({float(group["lr"]) for group in use.optimizer.param_groups if "lr" in group})
+    rates = sorted({float(lr) for group in use.optimizer.param_groups if (lr := group.get("lr")) is not None})
     shown = ", ".join(f"{rate:g}" for rate in rates)
     return Note(
         "no-change",
@@ -388,7 +388,7 @@ class _Updates:
         if overflow is not None and not is_zero(overflow):
             return False
         return any(
-            float(group.get("lr", 0.0)) * magnitude(parameter.grad) > _smallest_update(parameter)
+            float(group.get("lr") or 0.0) * magnitude(parameter.grad) > _smallest_update(parameter)
             for group in self.optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad and parameter.dtype.is_floating_point

@@ -29,6 +29,8 @@ from samestep.hooks.object_graph import Parts, stored_in, walk
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.ranks.hang.script_position import current_place, is_script
 from samestep.verify.observers.check import Check, in_words, with_forked_workers
+from samestep.verify.rank_features import plain_index
+from samestep.verify.tensor_summary import is_plain
 from samestep.verify.trace import Note, Place
 
 _LEAST_STATES = 3
@@ -232,7 +234,8 @@ class SamplerEpochs(Check):
         passes = self._passes.get(id(iterator._index_sampler))  # noqa: SLF001
         if passes:
             self._last = passes[-1]
-            new = indices if isinstance(indices, list) else [indices]
+            new = plain_index(indices)
+            new = new if isinstance(new, list) else [new]
             self._last.indices += new[: _COMPARED - len(self._last.indices)]
         return indices
 
@@ -375,7 +378,7 @@ def _numbers(value: Any) -> Iterator[NDArray[Any] | None]:
     """Yield the arrays of numbers in a value; None for a part that is something else."""
     if isinstance(value, Mapping):
         value = list(value.values())
-    if type(value) is Tensor and not value.is_sparse and not value.is_complex():
+    if type(value) is Tensor and is_plain(value) and not value.is_complex():
         yield value.detach().double().cpu().numpy()
     elif isinstance(value, np.ndarray | np.generic | bool | int | float):
         array = np.asarray(value)

@@ -81,7 +81,7 @@ def _is_broadcast(operation: Any) -> bool:
         [int(size) for size in sizes]
         for sizes in (operation._saved_self_sym_sizes, operation._input_metadata[0].shape)  # noqa: SLF001
     )
-    size = after[0]
+    size = max(before, default=0)
     return after == [size, size] and before in ([size], [size, 1]) and size >= _LEAST_SAMPLES
 
 
@@ -122,6 +122,6 @@ def _divisor(node: Any) -> Iterator[float]:
         if isinstance(divisor, Tensor) and divisor.numel() == 1:
             # A mode that dispatches operations would get a plain number in the place of a number's tensor.
             with _disable_current_modes():
-                value = float(divisor)
+                value = float(divisor.detach())
             if value.is_integer():
                 yield value

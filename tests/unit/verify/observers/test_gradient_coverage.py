@@ -197,6 +197,14 @@ def unchanged():
     train(model, sgd(model.parameters(), lr=0.0))
 
 
+def unchanged_without_a_rate():
+    model = Parts()
+    optimizer = sgd(model.parameters(), lr=0.0)
+    optimizer.param_groups[0]["lr"] = None
+    optimizer.step = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__get__(optimizer)
+    train(model, optimizer)
+
+
 def rounded_away():
     model = Parts().bfloat16()
     train(model, sgd(model.parameters(), lr=1e-7), call=lambda x: model(x.bfloat16()))
@@ -274,6 +282,7 @@ def by_closure():
         (flattened, ["optimizer-holds-other"]),
         (flattened_and_padded, ["optimizer-holds-other"]),
         (unchanged, ["no-change"]),
+        (unchanged_without_a_rate, ["no-change"]),
         (rounded_away, ["no-change"]),
         (detached, ["loss-without-graph"]),
     ],

@@ -237,6 +237,15 @@ def test_the_sampler_of_a_batch_sampler_counts():
     assert noted(of_batches(ByEpoch())) == [SAME_ORDER]
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_indices_in_an_array_are_compared(kind):
+    class Batches(ByEpoch):
+        def __iter__(self):
+            return iter(kind([*super().__iter__()]).reshape(-1, 4))
+
+    assert noted(DataLoader(DATA, batch_sampler=Batches())) == [SAME_ORDER]
+
+
 @pytest.mark.parametrize(
     ("sampler", "how"),
     [
@@ -313,6 +322,14 @@ class Named(Pairs):
         return {**super().__getitem__(index), "name": str(index)}
 
 
+class NoArrays(Pairs):
+    """Samples with a nested tensor, which is no array of numbers."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "parts": torch.nested.nested_tensor([sample["x"]])}
+
+
 class Equal(Pairs):
     def __getitem__(self, index):
         return super().__getitem__(0)
@@ -327,12 +344,14 @@ RIGHT = {
     "a batch of one": lambda: train(first, batch_size=1),
     "few batches": lambda: train(first, batch_size=8),
     "texts": lambda: train(first, dataset=Named()),
+    "no arrays": lambda: train(lambda samples: {"x": samples[0]["x"][None]}, dataset=NoArrays()),
     "equal samples": lambda: train(None, dataset=Equal()),
     "worker processes": lambda: train(None, workers=1),
     "no batches": lambda: train(None, batch_size=None),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("name", RIGHT)
 def test_other_batches_have_no_note(noted, name):
     assert noted(RIGHT[name]) == []

@@ -34,6 +34,7 @@ RIGHT = {
     "log twice": lambda out: F.cross_entropy(F.log_softmax(out, 1), Y),
     "attention": lambda out: F.cross_entropy(out.softmax(1) @ torch.eye(3), Y),
     "temperature": lambda out: F.cross_entropy(out.softmax(1) / 0.1, Y),
+    "scalars": lambda out: F.mse_loss(out.mean().expand(()), torch.zeros(())),
     "probabilities": lambda out: F.binary_cross_entropy(out.sigmoid(), F.one_hot(Y).float()),
 }
 
