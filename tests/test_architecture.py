@@ -281,6 +281,7 @@ NO_HOOKS = {
         "standard streams that are closed"
     ),
     "launch/local/hosting.py: del sys.modules[loaded]": "the interpreter's own dictionary",
+    "exercises/own_function.py: sys.modules[module.__name__] = module": "the interpreter's own dictionary",
     "launch/local/child.py: sys.unraisablehook = report_unless_interrupted": "the interpreter's own setting",
     "ranks/world/torch_rendezvous.py: handlers[scheme] = _kept_for_group(handlers[scheme])": (
         "torch's registry of URL schemes, which is a dictionary"

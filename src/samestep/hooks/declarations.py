@@ -360,6 +360,13 @@ COMMUNICATION_HOOK = Hook(
     arguments=("self", "state", "hook"),
 )
 FROM_NUMPY = Hook("torch", "from_numpy", _VERIFY, "data are converted in the run in double precision")
+BACKWARD_ENGINE = Hook(
+    "torch.autograd",
+    "_engine_run_backward",
+    _VERIFY,
+    "and so is what a backward computes again",
+    optional=True,
+)
 DROPOUTS = _each(
     "torch.nn.functional",
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",

@@ -275,7 +275,9 @@ def _scalar(value: object) -> str:
     """Return a value as YAML; text that YAML could take for something else is quoted as in JSON."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
         return value
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return _UNPRINTABLE.sub(
+        lambda character: f"\\u{ord(character[0]):04x}", json.dumps(value, ensure_ascii=False)
+    )
 
 
 _ENDS = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}

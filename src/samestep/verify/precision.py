@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,11 @@ def in_double_precision() -> Iterator[None]:
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with attached(declarations.FROM_NUMPY, wrapping(_from_numpy)), _Widening():
+        with (
+            _Widening() as widening,
+            attached(declarations.FROM_NUMPY, wrapping(_from_numpy)),
+            attached(declarations.BACKWARD_ENGINE, wrapping(partial(_run_in, widening))),
+        ):
             yield
     finally:
         torch.set_default_dtype(usual)
@@ -119,6 +124,12 @@ def _widened(value: Any) -> Any:
     if type(value) is Tensor and value.dtype in _WIDER:
         return value.to(_WIDER[value.dtype])
     return _renamed(value)
+
+
+def _run_in(widening: _Widening, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a backward in the mode, which torch has left for it: a checkpoint computes its forward again."""
+    with widening:
+        return original(*args, **kwargs)
 
 
 def _from_numpy(original: Callable[[Any], Tensor], array: Any) -> Tensor:

@@ -226,7 +226,7 @@ def test_the_page_is_written_into_the_folder(tmp_path):
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_folder_whose_name_is_not_utf_8_has_a_page(tmp_path):
+def test_a_folder_with_a_name_that_is_not_utf_8_has_a_page(tmp_path):
     page = write_report(run_folder(tmp_path / os.fsdecode(b"run-\xe9")))
     assert "run-\\udce9" in page.read_text(encoding="utf-8")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from samestep.verify import precision
 from samestep.verify.compare import Deviation
@@ -85,6 +86,15 @@ def test_single_precision_is_converted_in_operations_with_double_precision():
         loss = F.cross_entropy(model(single), torch.zeros(3, dtype=torch.long))
         loss.backward()
     assert (loss.dtype, model.weight.grad.dtype) == (torch.float64, torch.float64)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_computes_its_forward_again_in_double_precision(use_reentrant):
+    rows = torch.ones(3, 2, requires_grad=True)  # of single precision
+    with in_double_precision():
+        layer = nn.Linear(2, 2)
+        checkpoint(layer, rows, use_reentrant=use_reentrant).sum().backward(retain_graph=False)
+    assert layer.weight.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
 def test_complex_numbers_are_double_too():

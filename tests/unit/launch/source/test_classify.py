@@ -171,7 +171,7 @@ def test_relative_imports_are_followed_from_their_own_package(tmp_path):
         ("from pack import dist", "dist"),
     ],
 )
-def test_what_a_module_of_the_user_has_imported_is_found_under_its_names(tmp_path, statement, group):
+def test_imports_of_the_users_modules_are_found_under_their_names(tmp_path, statement, group):
     """Such a script was run once, and failed at the missing RANK."""
     written(tmp_path, "import torch.distributed as dist\nfrom again import *\n", "common.py")
     written(tmp_path, "from common import *\n", "again.py")
