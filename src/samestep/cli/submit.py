@@ -175,7 +175,7 @@ def slurm(
     the slurm table of ~/.config/samestep/config.toml; flags override them.
     """
     site = site_of(SlurmSite, settings)
-    command, script = _work(target, arguments or [])
+    command, script = _work(target, arguments or [], size)
     name = job_name or command.name
     job = SlurmJob(
         command=command,
@@ -226,7 +226,7 @@ def kubernetes(
     ~/.config/samestep/config.toml; flags override them.
     """
     site = site_of(KubernetesSite, settings)
-    command, script = _work(target, arguments or [])
+    command, script = _work(target, arguments or [], size)
     job = KubernetesJob(
         command=command,
         name=job_name or service_name(command.name),
@@ -257,7 +257,7 @@ for _command, _summary in ((slurm, "Submit a Slurm job."), (kubernetes, "Create 
     submit.command(help=_help, context_settings=dict(SETTINGS), short_help=_summary)(_command)
 
 
-def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None]:
+def _work(target: str, arguments: list[str], size: Size) -> tuple[JobCommand, Program | None]:
     """Return the command that the job runs, and its script, if it has one whose kind must be detected.
 
     Raises:
@@ -284,7 +284,9 @@ def _work(target: str, arguments: list[str]) -> tuple[JobCommand, Program | None
     if misplaced:
         log(f"`{misplaced[0]}` after {target} was passed to it; an option of the job goes before {target}.")
     flags = 0 if is_checked else len(words) - 1 - len(context.params["arguments"] or ())
-    return parse_command([target, *arguments], flags=flags, workers=_typed_workers(context)), script
+    workers = _typed_workers(context)
+    configured = None if workers is not None else _configured_workers(context, size)
+    return parse_command([target, *arguments], flags=flags, workers=workers, configured=configured), script
 
 
 def _context(verb: str, words: list[str]) -> typer.Context:
@@ -318,10 +320,21 @@ def _typed_workers(context: typer.Context) -> int | None:
             f"--nproc-per-node after {context.info_name} starts workers for which the job has no resources. "
             f"Give it to the job: submit slurm --nproc-per-node 4 {context.info_name} ..."
         )
-    workers = context.params["workers"] if script_words.is_typed("workers", context) else None
+    return _number(context.params["workers"]) if script_words.is_typed("workers", context) else None
+
+
+def _number(workers: Any) -> int:
     if workers == launch.AUTO:
         raise UsageError(f"-n {workers} measures one host before a run; give the job a number of workers.")
-    return cast("int | None", workers)
+    return cast("int", workers)
+
+
+def _configured_workers(context: typer.Context, size: Size) -> int | None:
+    """Return the number of workers of a job for whose command a file has a default; None without one."""
+    default = context.params.get("workers")
+    if default is None or size.workers is not None:
+        return None if default is None else size.workers
+    return _number(default) if size.nproc_per_node is None else size.nproc_per_node * size.nodes
 
 
 def _script(context: typer.Context) -> Program | None:

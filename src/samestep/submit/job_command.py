@@ -93,9 +93,9 @@ class JobCommand:
 
     def plain_words(self, workers: int | None = None) -> list[str]:
         """Return the words after ``samestep``; with ``-n`` if samestep starts the workers."""
-        count = [] if workers is None or self.workers is not None else ["-n", str(workers)]
-        first = self.arguments[:1] if self.verb == "bench" else ()  # its commands have their own flags
-        return [self.verb, *first, *count, *self.arguments[len(first) :]]
+        if workers is None or self.workers is not None:
+            return [self.verb, *self.arguments]
+        return [self.verb, *_counted(self.verb, self.arguments, workers)]
 
     def resumable(self, folder: str) -> "JobCommand":
         """Return this command with ``--resume``, so that a second start continues the first one.
@@ -116,20 +116,32 @@ class JobCommand:
         return replace(self, resume=f"--resume={folder}")
 
 
-def parse_command(words: Sequence[str], *, flags: int = 0, workers: int | None = None) -> JobCommand:
+def parse_command(
+    words: Sequence[str], *, flags: int = 0, workers: int | None = None, configured: int | None = None
+) -> JobCommand:
     """Return the command in `words`: a verb of samestep with its arguments, or a script for `run`.
 
     Args:
         words: the command.
         flags: how many words after `run` come before its program.
         workers: the number of workers that the words give.
+        configured: the number of workers if a file has a default for them, which each start of the job
+            would read; the words of the command get it.
     """
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
     if verb == "run":
         name = slug(Path(rest[flags]).name.removesuffix(".py"))
     else:
         name = slug("-".join([verb, *(word for word in rest[:1] if not word.startswith("-"))]))
+    if configured is not None:
+        workers, rest = configured, _counted(verb, rest, configured)
     return JobCommand(verb=verb, arguments=tuple(rest), name=name, workers=workers)
+
+
+def _counted(verb: str, arguments: Sequence[str], workers: int) -> list[str]:
+    """Return the words after a verb with a number of workers."""
+    first = 1 if verb == "bench" else 0  # its commands have their own flags
+    return [*arguments[:first], "-n", str(workers), *arguments[first:]]
 
 
 def _is(word: str, flag: str) -> bool:

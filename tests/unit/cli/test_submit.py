@@ -119,6 +119,20 @@ def test_a_job_has_a_task_for_each_worker_that_its_command_asks_for(submit, tmp_
 
 
 @pytest.mark.parametrize(
+    ("flags", "tasks"),
+    [([], 4), (["-n", "8"], 8), (["--nproc-per-node", "2"], 2), (["-n", "8", "--launch", "node"], 1)],
+)
+def test_a_default_for_workers_is_that_of_a_job_whose_command_gets_its_number(submit, tmp_path, flags, tasks):
+    """Each start of the job would read the file: one task started 4 workers, and 8 tasks failed."""
+    (tmp_path / "pyproject.toml").write_text("[tool.samestep]\nworkers = 4\n")
+
+    _, out, _ = submit("slurm", "--dry-run", *flags, "train.py")
+
+    assert f"--ntasks-per-node={tasks}\n" in out
+    assert f" run -n {8 if '-n' in flags else tasks} train.py" in out
+
+
+@pytest.mark.parametrize(
     "flags",
     [["-n=4"], ["--nproc-per-node", "4"], ["--nproc_per_node=4"], ["--ntasks-per-node", "4"], ["-n", "auto"]],
 )
