@@ -155,7 +155,7 @@ def _is_in_exchange(frame: FrameType | None) -> bool:
     return False
 
 
-def is_of_signal(error: Exception) -> bool:
+def is_of_signal(error: BaseException) -> bool:
     """Return whether the handler of a signal has raised an error: it is not the call's own."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
