@@ -159,6 +159,7 @@ def is_of_signal(error: BaseException) -> bool:
     """Return whether the handler of a signal has raised an error: it is not the call's own."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    codes.add(SignalHandlers._call.__code__)  # noqa: SLF001 - a partial, say, has no code of its own
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
 

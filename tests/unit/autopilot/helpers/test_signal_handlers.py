@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 import weakref
+from functools import partial
 
 import pytest
 
 from samestep.autopilot.helpers import signal_handlers
-from samestep.autopilot.helpers.signal_handlers import CallsBeforeHandlers, delayed_handlers
+from samestep.autopilot.helpers.signal_handlers import CallsBeforeHandlers, delayed_handlers, is_of_signal
 
 
 class Late(Exception):
@@ -136,6 +137,16 @@ def test_a_script_sees_its_own_handlers(delayed):
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     assert signal.signal(signal.SIGUSR1, signal.SIG_DFL) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("handler", [raise_late, partial(raise_late)], ids=["function", "partial"])
+def test_an_error_of_a_handler_is_known_as_one(delayed, handler):
+    """Only this finds a limit of time that counts as an error of the model, so that the script goes on."""
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(Late) as raised:
+        signal.raise_signal(signal.SIGUSR1)
+    assert is_of_signal(raised.value)
+    assert not is_of_signal(Late())
 
 
 def test_a_forked_process_calls_its_handlers_at_once(delayed):
