@@ -27,6 +27,7 @@ LAB_MODULES = sorted(LAB.rglob("*.py"))
 LONGEST = 700
 CAUGHT = {
     "AuthenticationError": "a connection without the secret; the store retries or raises WorldError",
+    "ExitsError": "the call is not split",
     "Interrupted": "an evaluation; the training saves a checkpoint and raises Preempted",
     "MirrorError": "the calls of the module are not split",
     "NoSharedMemory": "the world uses its back end",

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from support import commands
-from support.commands import await_end_of, environment, finish, shared_memory
+from support.commands import DEADLINE_S, await_end_of, environment, finish, shared_memory
 from support.forked_commands import lines, samestep, start
 
 # Each worker prints the processes it consists of: itself, two loader workers and a resource tracker; and
@@ -173,6 +173,28 @@ def test_the_others_write_what_they_have_buffered_before_they_are_stopped(script
     assert ended.code == 1
     assert ended.out == "a line\n"
     assert log.read_text() == "in a file"
+
+
+def test_a_serial_script_that_fails_ends_its_threads_and_exit_functions(script, tmp_path):
+    """Only this finds a checkpoint that a thread has half written, or a failure told after such waits."""
+    told = tmp_path / "told.txt"
+    told.touch()
+    prog = script(
+        f"""\
+        import atexit, pathlib, threading, time
+        told = pathlib.Path({str(told)!r})
+
+        def write():
+            while "ValueError: alone" not in told.read_text():
+                time.sleep(0.01)
+            atexit.register(told.with_name("left").touch)
+
+        threading.Thread(target=write).start()
+        raise ValueError("alone")
+        """
+    )
+    assert start("run", "-n", 2, prog, into=told).wait(DEADLINE_S) == 1
+    assert (tmp_path / "left").exists()
 
 
 def test_all_workers_restart_after_one_was_killed(script):

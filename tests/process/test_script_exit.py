@@ -4,11 +4,13 @@ import atexit
 import gzip
 import multiprocessing
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from samestep.launch.local.hosting import exit_process
+from samestep.launch.local.hosting import exit_process, leave
 from support import process_pool  # noqa: F401 - it sets what the fork server loads
 
 
@@ -57,3 +59,18 @@ def test_files_are_flushed_and_exit_functions_run_for_a_limited_time(tmp_path, s
         assert (tmp_path / "binary").read_bytes() == b"loss"
         with gzip.open(tmp_path / "packed.gz", "rt") as packed:
             assert packed.readline() == "loss 0.5\n"
+
+
+def printing_to(path):
+    sys.stdout = Path(path).open("w")  # noqa: SIM115 - open at the end
+    print("loss 0.5")
+    leave(0)
+
+
+@pytest.mark.parametrize(("path", "exit_code"), [("/dev/full", 120), ("/dev/null", 0)])
+def test_output_that_cannot_be_written_at_the_end_is_a_failure(path, exit_code):
+    """Only this finds a log that a full disk has cut, of a run that has succeeded."""
+    process = multiprocessing.get_context("forkserver").Process(target=printing_to, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == exit_code

@@ -120,6 +120,7 @@ class Job:
     patience_s: float = 10.0  # seconds that they may take if a signal ends the launcher; no worker hangs then
     monitor_interval_s: float = 0.1  # seconds between two checks of the other nodes
     needs_all: bool = True  # whether the run ends with the failure of any worker; else with that of rank 0
+    finishes: bool = False  # whether a worker that has failed may take any time to end, since no other waits
 
     def __post_init__(self) -> None:
         for flag, value in (("-n", self.workers), ("--nproc-per-node", self.per_node)):

@@ -208,7 +208,8 @@ def _folder_of_script(decision: Decision) -> Path | None:
 def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
     """Start the workers of this node, and wait for their end."""
     ended = partial(log_failure, decision)
-    job = replace(decision.job, needs_all=not decision.runs_once)
+    runs_alone = decision.is_serial and (decision.has_helpers or spawn.local == 1) and spawn.nodes.count == 1
+    job = replace(decision.job, needs_all=not decision.runs_once, finishes=runs_alone)
     hosted = job.program.kind != "executable" and fork_is_safe()
     if hosted:
         _import_torch(with_compiler=decision.runs_once and spawn.local > 1)

@@ -1,6 +1,7 @@
 """Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -549,6 +550,21 @@ def test_unsplit_calls_train_as_on_one_worker_and_have_a_reason(trained, make, s
 def test_calls_of_which_some_are_split_train_as_on_one_worker(trained, make, steps, counts):
     split, unsplit, lines = trained(make, steps)
     assert (split, unsplit) == counts, lines
+
+
+class EndsIfDisturbed(Plain):
+    """Ends the script if it does not compute with weights like those of the training."""
+
+    def forward(self, x):
+        if (self.one.weight - drawn(8, 5) * 0.3).abs().max() > 0.3:
+            sys.exit("diverged")
+        return super().forward(x)
+
+
+def test_a_check_does_not_end_the_script(trained):
+    """Only this finds a training that ends early, as its model ends it for the values of a check."""
+    split, unsplit, _ = trained(EndsIfDisturbed, plain)
+    assert split + unsplit == 4
 
 
 def test_fewer_samples_than_workers_are_unsplit(trained):

@@ -4,8 +4,8 @@ Python calls a handler between any two instructions of the main thread. A handle
 a time; call a model; or fork. Between instructions of an exchange with the helpers, its error would be taken
 for an error of the call, or be lost in a finalizer, and its call of a model would take part in the exchange.
 
-Such a handler is called when the script's own code goes on, which may be that of a forward or of a hook on a
-gradient: until then the signal is sent again and again, by a thread.
+Such a handler is called at the end of the call, or where the script's own code goes on before, which may be
+that of a forward or of a hook on a gradient: for that, a thread sends the signal again and again.
 """
 
 import _thread
@@ -22,7 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
+from torch import nn
+
 from samestep.autopilot.script.call_account import is_users_code
+from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split_calls import SplitsCalls
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, instead
 
@@ -51,6 +55,8 @@ class SignalHandlers:
         """When a signal arrived whose handler is delayed."""
         self._sends = threading.Lock()
         """Held while a signal is sent again, and while its handler is replaced."""
+        self._sent: set[int] = set()
+        """The signals that were sent again, and have not arrived."""
 
     def delay_all(self) -> None:
         """Delay the handlers that there are."""
@@ -77,6 +83,10 @@ class SignalHandlers:
 
     def _called(self, number: int, frame: FrameType | None) -> Any:
         """Call a handler, or delay it."""
+        if number in self._sent:
+            self._sent.discard(number)
+            if number not in self._since:  # the handler has been called
+                return None
         since = self._since.setdefault(number, time.monotonic())
         is_late = time.monotonic() - since > _LONGEST_S
         if is_late or os.getpid() != self._process or not _is_in_exchange(frame) or _has_event_loop():
@@ -93,10 +103,22 @@ class SignalHandlers:
         if number in self._since:
             self._call(number, sys._getframe(2))  # noqa: SLF001 - as Python
 
+    def call_delayed(self, frame: FrameType) -> None:
+        """Call the handlers that are delayed, if the script's code goes on after this frame.
+
+        A script that does little between its calls is hardly ever there when a signal is sent again.
+        """
+        if not self._since or threading.get_ident() != self._thread or os.getpid() != self._process:
+            return
+        if not _is_in_exchange(frame):
+            for number in list(self._since):
+                self._call(number, frame)
+
     def _send_again(self, number: int) -> None:
         time.sleep(_PAUSE_S)
         with self._sends:
             if number in self._since and self._installed(number) == self._called:
+                self._sent.add(number)
                 # To the thread, which may have begun to wait for something.
                 signal.pthread_kill(self._thread, number)
 
@@ -133,21 +155,42 @@ def _is_in_exchange(frame: FrameType | None) -> bool:
     return False
 
 
-def is_of_signal(error: Exception) -> bool:
+def is_of_signal(error: BaseException) -> bool:
     """Return whether the handler of a signal has raised an error: it is not the call's own."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    codes.add(SignalHandlers._call.__code__)  # noqa: SLF001 - a partial, say, has no code of its own
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
 
 
+class CallsBeforeHandlers:
+    """Splits calls of modules, after each of which the handlers are called that were delayed within it."""
+
+    def __init__(self, calls: SplitsCalls, handlers: SignalHandlers) -> None:
+        self._calls, self._handlers = calls, handlers
+
+    @property
+    def gradients(self) -> Any:
+        """See `SplitsCalls.gradients`."""
+        return self._calls.gradients
+
+    def __call__(
+        self, forward: Forward, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module."""
+        outputs = self._calls(forward, module, args, kwargs)
+        self._handlers.call_delayed(sys._getframe(1))  # noqa: SLF001 - as Python
+        return outputs
+
+
 @contextmanager
-def delayed_handlers() -> Iterator[None]:
+def delayed_handlers() -> Iterator[SignalHandlers]:
     """Delay handlers of signals, in the block, until the script's code goes on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     handlers = SignalHandlers()
+    if threading.current_thread() is not threading.main_thread():
+        yield handlers  # Python calls none on this thread
+        return
     hooks = {
         declarations.SET_HANDLER: instead(handlers.set),
         declarations.GET_HANDLER: instead(handlers.get),
@@ -155,6 +198,6 @@ def delayed_handlers() -> Iterator[None]:
     handlers.delay_all()
     try:
         with attached_all(hooks):
-            yield
+            yield handlers
     finally:
         handlers.restore()

@@ -12,6 +12,7 @@ from samestep.autopilot.equivalence.check import AT_ONCE, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.helpers.messages import RowsOfTensor
+from samestep.autopilot.helpers.signal_handlers import is_of_signal
 from samestep.autopilot.helpers.team import TeamWorld
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list
 from samestep.autopilot.split.call_plans import (
@@ -161,7 +162,9 @@ class RankSlices:
         with _without_graphs(module), quiet() as printed:
             try:
                 if check is None:
-                    check = EquivalenceCheck(forward, module, arguments, self.world, declared=declared)
+                    check = EquivalenceCheck(
+                        _without_exit(forward), module, arguments, self.world, declared=declared
+                    )
                 else:
                     check.begin_call(module, arguments)
                 try:
@@ -275,7 +278,7 @@ class RankSlices:
         """Return the outputs of this rank's slice."""
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
-        outputs = call_slice(forward, module, part, split, draws=draws, reads=reads)
+        outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
 
@@ -289,6 +292,27 @@ class RankSlices:
             gradients = _gradients(pairs, graph.sources, retain=retain)
         of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse)
         return [*of_weights, *gradients[len(weights) :]]
+
+
+class ExitsError(Exception):
+    """A model has called `sys.exit`, in a check of it or for a slice."""
+
+
+def _without_exit(forward: Forward) -> Forward:
+    """Return a forward whose exit is an error like any other: only an unsplit call ends the script.
+
+    A model may end it for losses that only the disturbed weights of a check give.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except SystemExit as stop:
+            if is_of_signal(stop):  # the script's own code, which is to end it
+                raise
+            raise ExitsError(f"it calls sys.exit({stop.code!r})") from stop
+
+    return call
 
 
 def _views(parts: Any, whole: Any, beside: Sequence[tuple[Tensor, Tensor]]) -> dict[Path, View]:

@@ -32,6 +32,8 @@ from samestep.launch.source.modules import is_safe_path
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _STANDARD_LIBRARY = str(Path(os.__file__).parent)
+_UNWRITTEN = 120
+"""Exit code of an interpreter whose last output could not be written, as on a full disk."""
 _hosted: list[str] = []
 LIMIT_S = 10.0
 """Seconds for the script's `atexit` functions, which may wait for something that no longer comes."""
@@ -97,11 +99,25 @@ def leave(exit_code: int) -> NoReturn:
             _run_exit_functions()
         with suppress(BaseException):
             release_program()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(BaseException):
-                stream.flush()
+        with suppress(BaseException):
+            if not _is_written_out(sys.stdout):
+                exit_code = _UNWRITTEN
+        with suppress(BaseException):
+            sys.stderr.flush()
     finally:
         os._exit(exit_code & 0xFF)
+
+
+def _is_written_out(stream: Any) -> bool:
+    """Flush stdout; return False, after a line about it, if it has output that cannot be written."""
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        stream.flush()
+    except Exception as error:  # noqa: BLE001 - the stream may be the program's
+        log(f"error: the last output could not be written: {error}.")
+        return False
+    return True
 
 
 def _run_exit_functions() -> None:

@@ -1,6 +1,8 @@
 """Runs all workers of a job on this node, forked from this process, and supervises and restarts them.
 
-One failure stops all workers, and a signal to the launcher reaches all.
+One failure stops all workers, and a signal to the launcher reaches all. A serial script has no other
+worker that waits for it in vain: it ends as under ``python``, however long its threads and exit functions
+take.
 """
 
 import os
@@ -115,6 +117,13 @@ def supervise(workers: Workers, signals: Signals, job: Job) -> Outcome:
     return conclude(workers, signals, job)
 
 
+def await_end(workers: Workers, signals: Signals) -> None:
+    """Wait for a worker that `conclude` has not stopped: its threads and exit functions may write files."""
+    while workers.running and not signals.received:
+        workers.wait()
+        forward_signals(workers, signals)
+
+
 def forward_signals(workers: Workers, signals: Signals) -> None:
     """Send the workers the signals that were recorded for them."""
     while signals.passed_on:
@@ -137,7 +146,10 @@ def conclude(workers: Workers, signals: Signals, job: Job) -> Outcome:
         if cause.exit_code == PREEMPTED:
             # The workers were preempted: the others are about to end as well, after their last output.
             workers.await_end(job.patience_s, hurry=lambda: bool(signals.received))
-        workers.stop(signal.SIGTERM, grace_s=job.grace_s, hurry=lambda: bool(signals.received))
+        if job.finishes and all(worker.has_reported for worker in workers.running):
+            workers.wait(0)  # for its output until then
+        else:
+            workers.stop(signal.SIGTERM, grace_s=job.grace_s, hurry=lambda: bool(signals.received))
         return Outcome(cause=cause, preempted=_preempted(workers))
     # An executable sends no report.
     joined = [worker.report.result for worker in workers.all if worker.report is not None]
@@ -260,9 +272,13 @@ def run(job: Job, entry: Entry, *, local: int, on_round_end: RoundEnd, alone: bo
                 here = starts(job, places(local), this, variables=variables, alone=alone)
                 workers.start(here, entry, received=signals.received)
                 outcome = supervise(workers, signals, job)
-            if outcome.cause is not None:
-                restarts.fail(outcome.cause, workers.last_step)
-            on_round_end(outcome, restarts)
+                if outcome.cause is not None:
+                    restarts.fail(outcome.cause, workers.last_step)
+                if still_ends := bool(workers.running):
+                    on_round_end(outcome, restarts)
+                    await_end(workers, signals)
+            if not still_ends:
+                on_round_end(outcome, restarts)  # after the last output of the workers
             if outcome.cause is None or outcome.preempted or not restarts.left:
                 return outcome
             holds_within(lambda: bool(signals.received), restarts.pause_s, most_s=0.1)

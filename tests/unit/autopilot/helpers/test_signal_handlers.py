@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 import weakref
+from functools import partial
 
 import pytest
 
 from samestep.autopilot.helpers import signal_handlers
-from samestep.autopilot.helpers.signal_handlers import delayed_handlers
+from samestep.autopilot.helpers.signal_handlers import CallsBeforeHandlers, delayed_handlers, is_of_signal
 
 
 class Late(Exception):
@@ -72,6 +74,39 @@ def test_no_handler_interrupts_a_split_call(delayed):
     assert ran == [1]
 
 
+def test_a_handler_that_is_delayed_is_called_at_the_end_of_the_call():
+    """Only this finds a loop of calls whose timers have no effect for seconds."""
+    ran = []
+    with delayed_handlers() as handlers:
+        before = signal.signal(signal.SIGUSR1, lambda *_: ran.append(1))
+        calls = CallsBeforeHandlers(lambda *_: send_within_exchange(), handlers)
+        handlers._send_again = lambda _number: None
+        calls(None, None, (), {})
+        assert ran == [1]
+        exchange("calls(None, None, (), {})", calls=calls)
+        assert ran == [1], "a call within an exchange"
+        handlers.call_delayed(sys._getframe())
+        assert ran == [1, 1]
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_is_called_once_for_a_signal_that_is_sent_again_too_late():
+    """Only this finds a second call of a handler, for a signal that was sent as the first one began."""
+    ran = []
+    with delayed_handlers() as handlers:
+        before = signal.signal(signal.SIGUSR1, lambda *_: ran.append(1))
+        send_within_exchange()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        while signal.SIGUSR1 not in signal.sigpending():
+            pass
+        handlers.call_delayed(sys._getframe())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        assert ran == [1]
+        signal.raise_signal(signal.SIGUSR1)
+        assert ran == [1, 1]
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_handler_runs_at_once_in_the_scripts_code_within_a_call(delayed):
     """Only this finds a forward that waits in vain for what a handler sets."""
     ran = []
@@ -102,6 +137,16 @@ def test_a_script_sees_its_own_handlers(delayed):
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     assert signal.signal(signal.SIGUSR1, signal.SIG_DFL) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("handler", [raise_late, partial(raise_late)], ids=["function", "partial"])
+def test_an_error_of_a_handler_is_known_as_one(delayed, handler):
+    """Only this finds a limit of time that counts as an error of the model, so that the script goes on."""
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(Late) as raised:
+        signal.raise_signal(signal.SIGUSR1)
+    assert is_of_signal(raised.value)
+    assert not is_of_signal(Late())
 
 
 def test_a_forked_process_calls_its_handlers_at_once(delayed):

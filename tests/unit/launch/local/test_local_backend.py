@@ -120,7 +120,7 @@ class Ended:
 
 @pytest.mark.parametrize(("codes", "preempted"), [((75, 75), True), ((75, 1), False), ((1, 75), False)])
 def test_a_run_is_preempted_only_if_all_workers_can_be_resumed(codes, preempted):
-    job = SimpleNamespace(patience_s=0.0, grace_s=0.0)
+    job = SimpleNamespace(patience_s=0.0, grace_s=0.0, finishes=False)
     assert conclude(Ended(codes), Signals(wakeup=-1), job).preempted is preempted
 
 
