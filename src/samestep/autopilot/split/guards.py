@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
@@ -399,6 +400,8 @@ def observer() -> str | None:
         return "a hook on all modules would get slices"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
         return "hooks on saved tensors are disabled, and a split call needs one"
+    if _has_hooks_on_saved_tensors():
+        return "a hook on saved tensors would get slices"
     modes: list[object] = [
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
@@ -407,6 +410,14 @@ def observer() -> str | None:
         if not isinstance(mode, DeviceContext) and not type(mode).__module__.startswith("samestep."):
             return f"{type(mode).__name__} is active, and would get slices"
     return None
+
+
+def _has_hooks_on_saved_tensors() -> bool:
+    try:
+        with disable_saved_tensors_hooks("samestep looks for them"):
+            return False
+    except RuntimeError:  # torch disables none that are in use
+        return True
 
 
 def hooked_module(module: nn.Module) -> str | None:
