@@ -25,6 +25,30 @@ class Version(tuple):
         return super().__new__(cls, (major, minor))
 
 
+class Attends(nn.Module):
+    """Attends to earlier places only, if the context is its input itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 4, dtype=torch.float64)
+        for parameter in self.parameters():
+            parameter.data = torch.linspace(-1, 1, parameter.numel()).double().view(parameter.shape)
+
+    def forward(self, x, context):
+        scores = self.query(x) @ context.mT
+        return (scores.tril() if context is x else scores) @ context
+
+
+def attended():
+    model, found = Attends(), []
+    x = torch.linspace(-2, 2, 120, dtype=torch.float64).sin().view(6, 5, 4).requires_grad_()
+    for context in (x, x.detach().clone(), x, x):
+        outputs = model(x, context)
+        outputs.square().sum().backward()
+        found += [*outputs.flatten().tolist(), *x.grad.flatten().tolist()]
+    return found
+
+
 def called(version):
     """Return the outputs of three calls with helpers, and how often these were started again."""
     model, restarts = Versioned(), []
@@ -49,3 +73,7 @@ def test_an_object_that_cannot_be_made_again_costs_no_helper(run, work, is_split
     (outputs, restarts), *_, lines = run(2, work)
     assert (outputs, restarts) == ([[[6.0] * 3] * 6] * 3, 0)
     assert any(line.startswith("Versioned at") and "calls split" in line for line in lines) == is_split
+
+
+def test_a_tensor_that_is_given_twice_is_one_tensor_in_a_slice(compared):
+    assert compared(attended)[:2] == [4, 0]

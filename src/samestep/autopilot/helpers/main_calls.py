@@ -428,6 +428,7 @@ class MainCalls:
             "mirror": known.number,
             "written": known.written(),
             "arguments": sent(call.arguments.both),
+            "first_places": call.arguments.first_places,
             "surroundings": surroundings,
             "streams": streams,
             "plan": plan,
@@ -452,7 +453,7 @@ class MainCalls:
         form = form_of(message["arguments"], tensors)
         if form is not None:
             key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
-            key = (*key, attempt.surroundings, carried)
+            key = (*key, attempt.surroundings, carried, tuple(call.arguments.first_places.items()))
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, streams.numpy[2:], streams.numpy[1].tobytes())
