@@ -517,12 +517,11 @@ class MainCalls:
             return self._unsplit(call, FEWER)
         if not can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        carried = carried_by(module)
+        carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
-        modes = Surroundings.now(module, self.device)
-        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0])
-        changes = plan.sides or self._signatures.are_changed_by_calls(module)
-        saved = SavedState(module) if attempt.carried or changes else None
+        changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
+        saved = SavedState(module) if carried or changes else None
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved)
         comparison = None
         if is_compared:
             draws = plan.draws is not None
@@ -534,7 +533,7 @@ class MainCalls:
             difference = comparison.difference(result.outputs, plan)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
-            self._undo(attempt, saved)
+            self._undo(attempt)
             if result == LOST:
                 calls.losses += 1
             else:
@@ -551,12 +550,12 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
-    def _undo(self, attempt: Attempt, saved: SavedState | None) -> None:
+    def _undo(self, attempt: Attempt) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
             attempt.mirror.restore_values()
-        if saved is not None:
-            saved.restore()
+        if attempt.saved is not None:
+            attempt.saved.restore()
         attempt.streams.restore()
 
     def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
@@ -689,9 +688,10 @@ class MainCalls:
             self._restart(error)
         except OtherRankFailedError:
             pass
-        except Exception:
+        except Exception as error:  # the call is computed again, and raises it unless it is of slices
             self._fail()
-            raise
+            if is_of_signal(error):
+                raise
         return None
 
     def release(self, number: int) -> None:
