@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 
 def drawn(*shape, seed=0):
@@ -163,6 +164,31 @@ def test_a_call_that_returns_a_tensor_twice_and_its_input_is_computed_again(comp
     """Only this finds that its outputs are counted in another way than those of the split call."""
     split, *_ = compared(slopes_of_inputs)
     assert split == 1
+
+
+def several_gradients(latents, output):
+    several = torch.eye(4, dtype=torch.float64)
+    return torch.autograd.grad(output.sum(0), latents, several, is_grads_batched=True)[0]
+
+
+def gradient_of_an_edge(latents, output):
+    return torch.autograd.grad(output.square().sum(), get_gradient_edge(latents))[0]
+
+
+def gradients_of_latents(take, steps=3):
+    torch.manual_seed(0)
+    model, found = Generator().double(), []
+    for number in range(steps):
+        latents, output, _ = model(drawn(7, 5, seed=number))
+        found += take(latents, output).flatten().tolist()
+        with pytest.raises(RuntimeError, match="second time"):
+            output.sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("take", [several_gradients, gradient_of_an_edge])
+def test_gradients_of_an_operand_by_torchs_other_ways_are_as_on_one_worker(compared, take):
+    assert compared(gradients_of_latents, take)[0] >= 1
 
 
 def with_unused_latents():

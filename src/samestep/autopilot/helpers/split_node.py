@@ -15,7 +15,7 @@ from weakref import finalize
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import SignatureCalls
@@ -126,12 +126,13 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
     return operands
 
 
-def call_of_operand(tensor: Tensor) -> "NodeCall | None":
+def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
     """Return the split call of which a tensor is an output from which other outputs are computed."""
-    if type(tensor.grad_fn) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
+    node: Any = operand.grad_fn if isinstance(operand, Tensor) else operand.node
+    if type(node) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
         return None
-    call: NodeCall = tensor.grad_fn.call  # type: ignore[union-attr]
-    return call if call.has_operand(tensor.output_nr) else None
+    call: NodeCall = node.call  # type: ignore[attr-defined]
+    return call if call.has_operand(operand.output_nr) else None
 
 
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
