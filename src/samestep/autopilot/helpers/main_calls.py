@@ -46,7 +46,7 @@ from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
+from samestep.autopilot.split.guards import HELD, Attributes, Reach, holds_any, hooked_module, observer
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -172,8 +172,7 @@ class MainCalls:
         self._recover()
         state = self._obstacle(call) or self._state_of(call, known)
         if isinstance(state, Obstacle):
-            in_parts = not state.of_parts and may_call_parts(module)
-            return self._unsplit(call, state.why, in_parts=in_parts)
+            return self._unsplit(call, state.why, in_parts=not state.of_parts and may_call_parts(module))
         calls = known.by_signature[state[2]]
         if kind.is_unsplit and calls.state is not State.UNSPLIT:
             return self._saving_time(call, kind)
@@ -239,6 +238,8 @@ class MainCalls:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
+            if holds_any(call.module, reach, call.arguments):
+                return Obstacle(HELD, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
             return reach, plain, signature
@@ -286,9 +287,7 @@ class MainCalls:
         if not call.arguments.tensors() and not call.arguments.may_have_samples(self._size):
             return Obstacle(call.without_samples(), of_parts=False)
         hooked = hooked_module(call.module)
-        if hooked is None:
-            return None
-        return Obstacle(f"a hook on {hooked} would get slices", of_parts=False)
+        return None if hooked is None else Obstacle(f"a hook on {hooked} would get slices", of_parts=False)
 
     def _obstacle_of_parts(self, call: ModuleCall) -> str | None:
         """Return why neither a call nor those of its parts can be split."""

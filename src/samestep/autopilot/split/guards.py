@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -418,6 +419,19 @@ def _has_hooks_on_saved_tensors() -> bool:
             return False
     except RuntimeError:  # torch disables none that are in use
         return True
+
+
+HELD = "it is given a tensor that it holds, and may ask whether it is the same"
+"""A slice of the tensor is another one; so is a weight that autograd is to follow as an argument."""
+
+
+def holds_any(module: nn.Module, reach: Reach, arguments: CallArguments) -> bool:
+    """Return whether an argument of a module's call is a tensor that the module reaches."""
+    given = {id(tensor) for _, tensor in arguments.tensors()}
+    held = chain(
+        (value for _, value in reach.values), module_parts.parameters(module), module_parts.buffers(module)
+    )
+    return any(id(value) in given for value in held)
 
 
 def hooked_module(module: nn.Module) -> str | None:
