@@ -69,6 +69,21 @@ def remembered():
     return found
 
 
+class Follows(Attends):
+    """Lets its input get a gradient, as models of forces do."""
+
+    def forward(self, x):
+        return self.query(x.requires_grad_()).tanh()
+
+
+def followed():
+    model, found = Follows(), []
+    for number in range(3):
+        x = torch.linspace(-2, number, 24, dtype=torch.float64).view(6, 4)
+        found += torch.autograd.grad(model(x).sum(), x)[0].flatten().tolist()
+    return found
+
+
 def called(version):
     """Return the outputs of three calls with helpers, and how often these were started again."""
     model, restarts = Versioned(), []
@@ -101,3 +116,7 @@ def test_a_tensor_that_is_given_twice_is_one_tensor_in_a_slice(compared):
 
 def test_a_module_recognizes_a_tensor_that_it_holds(compared):
     compared(remembered)
+
+
+def test_an_input_of_which_a_forward_lets_autograd_follow_the_use_gets_its_gradient(compared):
+    compared(followed)
