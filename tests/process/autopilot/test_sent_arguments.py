@@ -84,6 +84,21 @@ def followed():
     return found
 
 
+class Scales(Attends):
+    def forward(self, x):
+        return self.query(x) * getattr(x, "scale", 1)
+
+
+def scaled():
+    model, found = Scales(), []
+    for scale in (1, 2, 3, 3):
+        x = torch.linspace(-2, 1, 24, dtype=torch.float64).view(6, 4)
+        if scale > 1:
+            x.scale = scale
+        found += model(x).flatten().tolist()
+    return found
+
+
 def called(version):
     """Return the outputs of three calls with helpers, and how often these were started again."""
     model, restarts = Versioned(), []
@@ -120,3 +135,7 @@ def test_a_module_recognizes_a_tensor_that_it_holds(compared):
 
 def test_an_input_of_which_a_forward_lets_autograd_follow_the_use_gets_its_gradient(compared):
     compared(followed)
+
+
+def test_a_tensor_with_attributes_of_the_script_is_not_sliced(compared):
+    assert compared(scaled)[0] == 1

@@ -46,7 +46,7 @@ from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.guards import HELD, Attributes, Reach, holds_any, hooked_module, observer
+from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -238,8 +238,8 @@ class MainCalls:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
-            if holds_any(call.module, reach, call.arguments):
-                return Obstacle(HELD, of_parts=False)
+            if (why := recognized(call.module, reach, call.arguments)) is not None:
+                return Obstacle(why, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
             return reach, plain, signature

@@ -421,17 +421,21 @@ def _has_hooks_on_saved_tensors() -> bool:
         return True
 
 
-HELD = "it is given a tensor that it holds, and may ask whether it is the same"
-"""A slice of the tensor is another one; so is a weight that autograd is to follow as an argument."""
+def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str | None:
+    """Return by what a forward may recognize a tensor that it is given, and not its slice; None for nothing.
 
-
-def holds_any(module: nn.Module, reach: Reach, arguments: CallArguments) -> bool:
-    """Return whether an argument of a module's call is a tensor that the module reaches."""
-    given = {id(tensor) for _, tensor in arguments.tensors()}
+    The slice of a tensor is another object, without the attributes that the script has given the tensor.
+    """
+    tensors = [tensor for _, tensor in arguments.tensors()]
+    if any(map(vars, tensors)):
+        return "it is given a tensor with attributes, which a slice has not"
+    given = set(map(id, tensors))
     held = chain(
         (value for _, value in reach.values), module_parts.parameters(module), module_parts.buffers(module)
     )
-    return any(id(value) in given for value in held)
+    if any(id(value) in given for value in held):
+        return "it is given a tensor that it holds, and may ask whether it is the same"
+    return None
 
 
 def hooked_module(module: nn.Module) -> str | None:
