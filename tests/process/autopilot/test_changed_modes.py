@@ -136,6 +136,21 @@ def disabled_hooks():
     return gradients(Net(nn.ReLU()), context=disabled)
 
 
+def hooks_on_saved_tensors():
+    """The script's hooks round what a backward needs, and see its sizes."""
+    sizes = []
+
+    def rounded(tensor):
+        sizes.append(float(tensor.numel()))
+        return tensor.float()
+
+    def context():
+        return torch.autograd.graph.saved_tensors_hooks(rounded, lambda tensor: tensor.double())
+
+    model = Net(nn.Tanh())
+    return [*gradients(model), *gradients(model, context=context), *sizes]
+
+
 def batched_gradients():
     model, x = Net(nn.Tanh()), drawn(12, 4).requires_grad_()
     found = gradients(model)
@@ -209,6 +224,7 @@ SPLIT_BEFORE = [
         forward_of_a_layer,
         ended_models,
         backward_hooks_on_all_modules,
+        hooks_on_saved_tensors,
         batched_gradients,
     ),
     *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),

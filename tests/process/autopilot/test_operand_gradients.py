@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 
 def drawn(*shape, seed=0):
@@ -165,6 +166,31 @@ def test_a_call_that_returns_a_tensor_twice_and_its_input_is_computed_again(comp
     assert split == 1
 
 
+def several_gradients(latents, output):
+    several = torch.eye(4, dtype=torch.float64)
+    return torch.autograd.grad(output.sum(0), latents, several, is_grads_batched=True)[0]
+
+
+def gradient_of_an_edge(latents, output):
+    return torch.autograd.grad(output.square().sum(), get_gradient_edge(latents))[0]
+
+
+def gradients_of_latents(take, steps=3):
+    torch.manual_seed(0)
+    model, found = Generator().double(), []
+    for number in range(steps):
+        latents, output, _ = model(drawn(7, 5, seed=number))
+        found += take(latents, output).flatten().tolist()
+        with pytest.raises(RuntimeError, match="second time"):
+            output.sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("take", [several_gradients, gradient_of_an_edge])
+def test_gradients_of_an_operand_by_torchs_other_ways_are_as_on_one_worker(compared, take):
+    assert compared(gradients_of_latents, take)[0] >= 1
+
+
 def with_unused_latents():
     """Return whether torch refuses the gradient of an output that the loss does not depend on."""
     torch.manual_seed(0)
@@ -189,3 +215,49 @@ def hooks_after_a_gradient():
 
 def test_no_hook_is_left_that_would_compute_each_later_backward_of_the_call_again(compared):
     compared(hooks_after_a_gradient)
+
+
+class Counts(nn.Module):
+    """Changes a buffer, and then computes with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.calls = nn.Linear(4, 3, dtype=torch.float64), 0
+        self.register_buffer("factors", torch.ones(3, dtype=torch.float64))
+        for parameter in self.parameters():
+            parameter.data = drawn(*parameter.shape)
+
+    def forward(self, x):
+        self.calls += 1
+        self.factors.mul_(0.9)
+        return self.one(x).tanh() * self.factors * self.calls
+
+
+def penalty_on_slopes(steps=2):
+    model, found = Counts(), []
+    for step in range(steps):
+        x = drawn(8, 4, seed=step).requires_grad_()
+        (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slopes.square().sum().backward()
+        found += [model.one.weight.grad.sum().item(), model.factors.sum().item(), float(model.calls)]
+    return found
+
+
+def test_a_call_is_computed_again_from_the_state_before_it(compared):
+    assert compared(penalty_on_slopes)[0] >= 1
+
+
+def after_a_write_to_an_input():
+    model = nn.Bilinear(4, 4, 3, dtype=torch.float64)
+    x, fixed = drawn(8, 4).requires_grad_(), drawn(8, 4)
+    outputs = model(x, fixed)
+    fixed.add_(1)
+    with pytest.raises(RuntimeError, match="inplace"):
+        torch.autograd.grad(outputs.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        outputs.sum().backward()
+    return []
+
+
+def test_no_call_is_computed_again_after_a_write_to_an_input(compared):
+    compared(after_a_write_to_an_input)

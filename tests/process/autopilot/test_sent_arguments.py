@@ -25,6 +25,80 @@ class Version(tuple):
         return super().__new__(cls, (major, minor))
 
 
+class Attends(nn.Module):
+    """Attends to earlier places only, if the context is its input itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(4, 4, dtype=torch.float64)
+        for parameter in self.parameters():
+            parameter.data = torch.linspace(-1, 1, parameter.numel()).double().view(parameter.shape)
+
+    def forward(self, x, context):
+        scores = self.query(x) @ context.mT
+        return (scores.tril() if context is x else scores) @ context
+
+
+def attended():
+    model, found = Attends(), []
+    x = torch.linspace(-2, 2, 120, dtype=torch.float64).sin().view(6, 5, 4).requires_grad_()
+    for context in (x, x.detach().clone(), x, x):
+        outputs = model(x, context)
+        outputs.square().sum().backward()
+        found += [*outputs.flatten().tolist(), *x.grad.flatten().tolist()]
+    return found
+
+
+class Remembers(Attends):
+    """Returns its last outputs again for the same input, and attends otherwise if it gets its weight."""
+
+    def forward(self, x, weight=None):
+        if x is getattr(self, "last", None):
+            return self.outputs.detach() * 2
+        self.last, self.outputs = x, self.query(x) * (3 if weight is self.query.weight else 1)
+        return self.outputs
+
+
+def remembered():
+    model, found = Remembers(), []
+    for number in range(3):
+        x = torch.linspace(-2, number, 24, dtype=torch.float64).view(6, 4)
+        for weight in (torch.ones(4, 4), None):
+            found += model(x, weight).flatten().tolist()
+        found += model(x + 1, model.query.weight).flatten().tolist()
+    return found
+
+
+class Follows(Attends):
+    """Lets its input get a gradient, as models of forces do."""
+
+    def forward(self, x):
+        return self.query(x.requires_grad_()).tanh()
+
+
+def followed():
+    model, found = Follows(), []
+    for number in range(3):
+        x = torch.linspace(-2, number, 24, dtype=torch.float64).view(6, 4)
+        found += torch.autograd.grad(model(x).sum(), x)[0].flatten().tolist()
+    return found
+
+
+class Scales(Attends):
+    def forward(self, x):
+        return self.query(x) * getattr(x, "scale", 1)
+
+
+def scaled():
+    model, found = Scales(), []
+    for scale in (1, 2, 3, 3):
+        x = torch.linspace(-2, 1, 24, dtype=torch.float64).view(6, 4)
+        if scale > 1:
+            x.scale = scale
+        found += model(x).flatten().tolist()
+    return found
+
+
 def called(version):
     """Return the outputs of three calls with helpers, and how often these were started again."""
     model, restarts = Versioned(), []
@@ -49,3 +123,19 @@ def test_an_object_that_cannot_be_made_again_costs_no_helper(run, work, is_split
     (outputs, restarts), *_, lines = run(2, work)
     assert (outputs, restarts) == ([[[6.0] * 3] * 6] * 3, 0)
     assert any(line.startswith("Versioned at") and "calls split" in line for line in lines) == is_split
+
+
+def test_a_tensor_that_is_given_twice_is_one_tensor_in_a_slice(compared):
+    assert compared(attended)[:2] == [4, 0]
+
+
+def test_a_module_recognizes_a_tensor_that_it_holds(compared):
+    compared(remembered)
+
+
+def test_an_input_of_which_a_forward_lets_autograd_follow_the_use_gets_its_gradient(compared):
+    compared(followed)
+
+
+def test_a_tensor_with_attributes_of_the_script_is_not_sliced(compared):
+    assert compared(scaled)[0] == 1

@@ -315,7 +315,8 @@ class EquivalenceCheck:
             for path, gathering in result.gatherings.items()
         )
         return SplitPlan(
-            dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views
+            *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
+            rewrites=whole.rewrites,
         )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:

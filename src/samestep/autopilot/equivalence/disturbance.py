@@ -30,7 +30,7 @@ from samestep.autopilot.state.reachable_state import globals_of, modules_of
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.object_graph import Key
 from samestep.hooks.registry import attached, instead
-from samestep.hooks.tensor_tree import Path, mapped
+from samestep.hooks.tensor_tree import Path
 
 aten = torch.ops.aten
 _LOWER = (torch.float32, torch.float16, torch.bfloat16)
@@ -262,8 +262,7 @@ def disturbed_inputs(
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
 
-    args, kwargs = mapped(selected(arguments.both, dims, chosen.tolist()), change)
-    return CallArguments(args, kwargs)
+    return CallArguments(*selected(arguments.both, dims, chosen.tolist())).changed(change, dims)
 
 
 def _last_samples(path: Path, value: Tensor, dims: Dims, count: int) -> Tensor:

@@ -50,6 +50,7 @@ class UnsplitCall:
     # the reason why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
     # without an effect that could be compared, or if it makes a leaf of the graph
     writes: str
+    rewrites: bool  # whether the call has changed tensors of the module in place, beside those of batch norm
     printed: bool  # whether the call printed
     scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
     precision: torch.dtype  # the coarsest precision in which the call computed
@@ -175,6 +176,7 @@ class ModuleRun:
             left=changed(self.left, python_state(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=writes,
+            rewrites=self.before.are_rewritten(),
             printed=printed.any,
             scale=largest(*results.values(), *operands),
             precision=precision,

@@ -37,7 +37,7 @@ from samestep.base.errors import PeerLost
 from samestep.base.event_record import note
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.tensor_tree import mapped
+from samestep.hooks.tensor_tree import Path, mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,17 @@ class ModuleCall(Message):
     """The bytes of the tensors of the mirror that are not shared, if the script has written to them."""
     arguments: Any
     """The positional and the named arguments."""
+    first_places: Mapping[Path, Path]
+    """See `CallArguments.first_places`."""
     surroundings: Surroundings
     streams: RngState | None
     """The state of the random generators; None for a call that draws no numbers."""
     plan: int
     """The number of the plan."""
+
+    def received(self) -> CallArguments:
+        """Return the arguments; raise an error if an object cannot be made again."""
+        return CallArguments(*received(self.arguments)).joined(self.first_places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +196,7 @@ class Helper:
     def _copied_arguments(self, message: Check) -> CallArguments:
         """Return the arguments of a call; if they cannot be made, its check fails on all ranks."""
         try:
-            args, kwargs = mapped(received(message.arguments), _copy)
-            return CallArguments(args, kwargs)
+            return message.received().changed(_copy)
         except Exception:
             with suppress(OtherRankFailedError):
                 self.slices.world.fail()
@@ -199,7 +204,7 @@ class Helper:
 
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:
-            plan, arguments = self.slices.plans[message.plan], CallArguments(*received(message.arguments))
+            plan, arguments = self.slices.plans[message.plan], message.received()
             result = self.slices.call(
                 plan, nn.Module.__call__, mirror.module, mirror.weights, arguments, carried=message.carried
             )

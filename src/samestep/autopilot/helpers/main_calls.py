@@ -46,7 +46,7 @@ from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
 from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
-from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer
+from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -172,8 +172,7 @@ class MainCalls:
         self._recover()
         state = self._obstacle(call) or self._state_of(call, known)
         if isinstance(state, Obstacle):
-            in_parts = not state.of_parts and may_call_parts(module)
-            return self._unsplit(call, state.why, in_parts=in_parts)
+            return self._unsplit(call, state.why, in_parts=not state.of_parts and may_call_parts(module))
         calls = known.by_signature[state[2]]
         if kind.is_unsplit and calls.state is not State.UNSPLIT:
             return self._saving_time(call, kind)
@@ -239,6 +238,8 @@ class MainCalls:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
+            if (why := recognized(call.module, reach, call.arguments)) is not None:
+                return Obstacle(why, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
             return reach, plain, signature
@@ -286,9 +287,7 @@ class MainCalls:
         if not call.arguments.tensors() and not call.arguments.may_have_samples(self._size):
             return Obstacle(call.without_samples(), of_parts=False)
         hooked = hooked_module(call.module)
-        if hooked is None:
-            return None
-        return Obstacle(f"a hook on {hooked} would get slices", of_parts=False)
+        return None if hooked is None else Obstacle(f"a hook on {hooked} would get slices", of_parts=False)
 
     def _obstacle_of_parts(self, call: ModuleCall) -> str | None:
         """Return why neither a call nor those of its parts can be split."""
@@ -428,6 +427,7 @@ class MainCalls:
             "mirror": known.number,
             "written": known.written(),
             "arguments": sent(call.arguments.both),
+            "first_places": call.arguments.first_places,
             "surroundings": surroundings,
             "streams": streams,
             "plan": plan,
@@ -452,7 +452,7 @@ class MainCalls:
         form = form_of(message["arguments"], tensors)
         if form is not None:
             key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
-            key = (*key, attempt.surroundings, carried)
+            key = (*key, attempt.surroundings, carried, tuple(call.arguments.first_places.items()))
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, *streams.key_of_numpy())
@@ -516,12 +516,11 @@ class MainCalls:
             return self._unsplit(call, FEWER)
         if not can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        carried = carried_by(module)
+        carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
-        modes = Surroundings.now(module, self.device)
-        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0])
-        changes = plan.sides or self._signatures.are_changed_by_calls(module)
-        saved = SavedState(module) if attempt.carried or changes else None
+        changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
+        saved = SavedState(module) if carried or changes else None
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved)
         comparison = None
         if is_compared:
             draws = plan.draws is not None
@@ -533,7 +532,7 @@ class MainCalls:
             difference = comparison.difference(result.outputs, plan)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
-            self._undo(attempt, saved)
+            self._undo(attempt)
             if result == LOST:
                 calls.losses += 1
             else:
@@ -550,12 +549,12 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
-    def _undo(self, attempt: Attempt, saved: SavedState | None) -> None:
+    def _undo(self, attempt: Attempt) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
             attempt.mirror.restore_values()
-        if saved is not None:
-            saved.restore()
+        if attempt.saved is not None:
+            attempt.saved.restore()
         attempt.streams.restore()
 
     def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
@@ -688,9 +687,10 @@ class MainCalls:
             self._restart(error)
         except OtherRankFailedError:
             pass
-        except Exception:
+        except Exception as error:  # the call is computed again, and raises it unless it is of slices
             self._fail()
-            raise
+            if is_of_signal(error):
+                raise
         return None
 
     def release(self, number: int) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -67,8 +68,10 @@ class _Retained:
             tensor.grad = self._total
 
 
-_Operand: TypeAlias = tuple[int, Tensor, NodeCall]
-"""The place of an operand among the tensors whose gradients the script gets, the operand, and its call."""
+_Operand: TypeAlias = tuple[int, Any, NodeCall]
+"""The place of an operand among the tensors whose gradients the script gets, the operand, and its call.
+
+The operand is a tensor, or a `GradientEdge` that stands for one."""
 
 
 def _listed(inputs: Any) -> list[Any]:
@@ -79,7 +82,7 @@ def _operands(tensors: Sequence[Any]) -> list[_Operand]:
     return [
         (place, tensor, call)
         for place, tensor in enumerate(tensors)
-        if isinstance(tensor, Tensor) and (call := call_of_operand(tensor)) is not None
+        if isinstance(tensor, (Tensor, GradientEdge)) and (call := call_of_operand(tensor)) is not None
     ]
 
 
@@ -106,8 +109,10 @@ def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
     tensors = _listed(inputs)
     named = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
     operands = _operands(tensors)
-    if not operands or named.get("is_grads_batched"):
+    if not operands:
         return original(outputs, tensors, *args, **kwargs)
+    if named.pop("is_grads_batched", False):
+        return _one_by_one(original, outputs, tensors, named)
     may_be_unused = named.pop("allow_unused", None) or named.get("materialize_grads")
     with _totals_of(operands) as totals:
         results = original(outputs, [*tensors, *_anchors(operands)], **named, allow_unused=True)
@@ -120,10 +125,27 @@ def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
     return gradients
 
 
+def _one_by_one(
+    original: Callable[..., Any], outputs: Any, tensors: Sequence[Any], named: dict[str, Any]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients for each of several gradients of the outputs, stacked.
+
+    A hook on an operand would get one tensor for all of them, which has no values outside of the backward.
+    """
+    several = _listed(named.pop("grad_outputs"))
+    count = next(len(gradients) for gradients in several if gradients is not None)
+    rows = []
+    for row in range(count):
+        of_row = [None if gradients is None else gradients[row] for gradients in several]
+        kept = {} if row == count - 1 else {"retain_graph": True}
+        rows.append(_grad(original, outputs, tensors, of_row, **{**named, **kept}))
+    return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*rows, strict=True))
+
+
 def _backward(original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
     inputs = args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs")
     listed = [] if inputs is None else _listed(inputs)
-    operands = _operands(listed)
+    operands = [operand for operand in _operands(listed) if isinstance(operand[1], Tensor)]
     if not operands:
         if listed:
             kwargs, args = {**kwargs, "inputs": listed}, args[:_INPUTS]

@@ -218,7 +218,7 @@ class RankSlices:
         assert total is not None
         split = batch_split(self.world, plan.dims, total)
         inputs = _Inputs(copies=self._copies)
-        separate = CallArguments(*mapped(arguments.both, inputs.argument))
+        separate = arguments.changed(inputs.argument)
         states = tuple(dict.fromkeys((*plan.sides, *carried)))
         _, state = outcome(module, None, states)
         if states:
@@ -228,7 +228,7 @@ class RankSlices:
         self.gradients.weights = set(map(id, weights))
         part = separate.sliced(split, plan.dims)
         if self._copies:
-            part = CallArguments(*mapped(part.both, _copied))
+            part = part.changed(_copied)
         returned = ReturnedTensors(part, arguments, plan.dims)
         finds_views = plan.has_views and not self._copies
         _, now = outcome(module, None, states)
@@ -331,7 +331,7 @@ def rows_of_inputs(arguments: CallArguments, plan: SplitPlan) -> dict[int, RowsO
     """Return the arguments of which each rank reads its own rows, by their ids."""
     leaves_of_call = [*leaves(arguments.both)]
     dims = {id(tensor): plan.dims.get(path) for path, tensor in leaves_of_call}
-    whole = {id(tensor) for path, tensor in leaves_of_call if path not in plan.dims}
+    whole = {id(tensor) for path, tensor in leaves_of_call if plan.dims.get(path) != dims[id(tensor)]}
     return {
         number: RowsOfTensor(dim)
         for number, dim in dims.items()

@@ -15,7 +15,7 @@ from weakref import finalize
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import SignatureCalls
@@ -126,12 +126,13 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
     return operands
 
 
-def call_of_operand(tensor: Tensor) -> "NodeCall | None":
+def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
     """Return the split call of which a tensor is an output from which other outputs are computed."""
-    if type(tensor.grad_fn) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
+    node: Any = operand.grad_fn if isinstance(operand, Tensor) else operand.node
+    if type(node) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
         return None
-    call: NodeCall = tensor.grad_fn.call  # type: ignore[union-attr]
-    return call if call.has_operand(tensor.output_nr) else None
+    call: NodeCall = node.call  # type: ignore[attr-defined]
+    return call if call.has_operand(operand.output_nr) else None
 
 
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
@@ -162,6 +163,8 @@ class Attempt:
     """The state of the random generators before the call."""
     reach: Reach
     """The objects that the module reaches before the call."""
+    saved: SavedState | None
+    """The module before the call; None if calls change no more than batch norm does."""
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
@@ -196,6 +199,7 @@ class NodeCall:
         self._number = attempt.number
         self.sources: Sequence[Tensor] = result.sources
         self._versions = [version_of(source) for source in result.sources]
+        self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs
         self.leaves: Sequence[Tensor] = result.graph.sources
         self.anchor = torch.empty(0, device="cpu", requires_grad=True)
@@ -234,7 +238,7 @@ class NodeCall:
                 if is_modified:
                     self._signature.stay_unsplit(MODIFIED)
                 return averages
-        if is_modified:
+        if is_modified or self._versions_now() != self._versions_of_inputs:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
@@ -257,6 +261,12 @@ class NodeCall:
             )
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
+    def _versions_now(self) -> list[int | None]:
+        """Return how often each tensor that the call was given was written to."""
+        assert self._attempt is not None
+        given = self._attempt.call.arguments.both, self._attempt.state
+        return [version_of(tensor) for _, tensor in leaves(given)]
+
     def _computed_again(self) -> list[Tensor]:
         """Return the outputs of the node, each once, with a graph of the whole call on this rank."""
         attempt, device = self._attempt, self._calls.device
@@ -267,6 +277,8 @@ class NodeCall:
         inside = is_inside.set(True)
         try:
             attempt.streams.restore()
+            if attempt.saved is not None:
+                attempt.saved.restore()
             assign_side_outputs(module, attempt.state)
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.base.errors import UsageError
 from samestep.base.renamed import warn_renamed
-from samestep.hooks.tensor_tree import Path, leaves, mapped, parts_of, replaced
+from samestep.hooks.tensor_tree import Change, Path, leaves, mapped, parts_of, replaced
 from samestep.parallel.sharding import share
 
 Dims: TypeAlias = Mapping[Path, int]
 """The sample dimension of each input that is split; `LIST` for a list whose parts are samples."""
 LIST = -1
+_NO_DIMS: Dims = MappingProxyType({})
 _ALIKE = 4
 """The number of parts from which a list of equal forms holds samples: fewer may be inputs of the model.
 A guess."""
@@ -143,10 +145,41 @@ class CallArguments:
         """Yield the tensors that are split, and those of lists that are."""
         return (tensor for path, tensor in self.tensors() if is_split(path, dims))
 
+    def changed(self, change: Change, dims: Dims = _NO_DIMS) -> "CallArguments":
+        """Return the arguments with each tensor replaced.
+
+        A tensor at several places stays one: a forward may ask whether its arguments are the same object. If
+        it is split in different ways there, it becomes several, and so do samples that a list repeats.
+        """
+        results: dict[tuple[int, int | None], Any] = {}
+
+        def once(path: Path, tensor: Tensor) -> Any:
+            if depth_of_list(path, dims) is not None:
+                return change(path, tensor)
+            key = id(tensor), dims.get(path)
+            if key not in results:
+                results[key] = change(path, tensor)
+            return results[key]
+
+        return CallArguments(*mapped(self.both, once))
+
+    @cached_property
+    def first_places(self) -> Mapping[Path, Path]:
+        """The first place of each tensor that has several, by the later ones."""
+        first: dict[int, Path] = {}
+        places = {path: first.setdefault(id(tensor), path) for path, tensor in leaves(self.both)}
+        return {path: place for path, place in places.items() if path != place}
+
+    def joined(self, first_places: Mapping[Path, Path]) -> "CallArguments":
+        """Return arguments that were received from another process, with one tensor at several places."""
+        if not first_places:
+            return self
+        by_path = dict(leaves(self.both))
+        return CallArguments(*mapped(self.both, lambda path, _: by_path[first_places.get(path, path)]))
+
     def copied(self) -> "CallArguments":
         """Return the arguments with copies of all tensors."""
-        args, kwargs = mapped(self.both, lambda _, tensor: tensor.detach().clone())
-        return CallArguments(args, kwargs)
+        return self.changed(lambda _, tensor: tensor.detach().clone())
 
     def same(self, second: "CallArguments") -> bool:
         """Return whether the tensors of both hold the same numbers."""
@@ -160,9 +193,10 @@ class CallArguments:
 
     def form(self) -> tuple[Any, ...]:
         """Return the tensors' part of the call signature: places, dimensions, dtypes, but no sizes."""
-        return tuple(
+        of_tensors = (
             (path, tensor.dim(), tensor.dtype, tensor.is_contiguous()) for path, tensor in self.tensors()
         )
+        return *of_tensors, *self.first_places.items()
 
     def total(self, dims: Dims) -> int | None:
         """Return the number of samples; None if the inputs do not agree on it.
@@ -185,8 +219,7 @@ class CallArguments:
             return tensor if is_split(path, dims) else split.shared(tensor)
 
         places = range(split.start, split.start + split.local)
-        args, kwargs = mapped(selected(self.both, dims, places), sliced)
-        return CallArguments(args, kwargs)
+        return CallArguments(*selected(self.both, dims, places)).changed(sliced, dims)
 
 
 def _is_dense(tensor: Tensor) -> bool:

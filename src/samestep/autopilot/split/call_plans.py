@@ -318,6 +318,8 @@ class SplitPlan:
     """The values that forward reads from its samples, which must be those of the equivalence check."""
     has_views: bool = False
     """Whether an output or side output shares memory with another one, an argument or the module."""
+    rewrites: bool = False
+    """Whether a call changes tensors of the module in place, beside those of batch norm."""
 
 
 def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:

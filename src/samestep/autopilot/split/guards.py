@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
@@ -399,6 +401,8 @@ def observer() -> str | None:
         return "a hook on all modules would get slices"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
         return "hooks on saved tensors are disabled, and a split call needs one"
+    if _has_hooks_on_saved_tensors():
+        return "a hook on saved tensors would get slices"
     modes: list[object] = [
         *_get_current_dispatch_mode_stack(),
         *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
@@ -406,6 +410,31 @@ def observer() -> str | None:
     for mode in modes:  # torch selects a default device by `DeviceContext`
         if not isinstance(mode, DeviceContext) and not type(mode).__module__.startswith("samestep."):
             return f"{type(mode).__name__} is active, and would get slices"
+    return None
+
+
+def _has_hooks_on_saved_tensors() -> bool:
+    try:
+        with disable_saved_tensors_hooks("samestep looks for them"):
+            return False
+    except RuntimeError:  # torch disables none that are in use
+        return True
+
+
+def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str | None:
+    """Return by what a forward may recognize a tensor that it is given, and not its slice; None for nothing.
+
+    The slice of a tensor is another object, without the attributes that the script has given the tensor.
+    """
+    tensors = [tensor for _, tensor in arguments.tensors()]
+    if any(map(vars, tensors)):
+        return "it is given a tensor with attributes, which a slice has not"
+    given = set(map(id, tensors))
+    held = chain(
+        (value for _, value in reach.values), module_parts.parameters(module), module_parts.buffers(module)
+    )
+    if any(id(value) in given for value in held):
+        return "it is given a tensor that it holds, and may ask whether it is the same"
     return None
 
 

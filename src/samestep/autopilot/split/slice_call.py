@@ -87,6 +87,9 @@ def check_draws(name: str, draws: GlobalDraws | None, before: RngState | None, d
         )
 
 
-def versions_of(arguments: CallArguments) -> list[int | None]:
-    """Return how often each tensor among the arguments was written to."""
-    return [version_of(tensor) for _, tensor in arguments.tensors()]
+def versions_of(arguments: CallArguments) -> list[tuple[int | None, bool]]:
+    """Return how often each tensor among the arguments was written to, and whether it requires gradients.
+
+    A forward may call `requires_grad_` on its input, and the script then gets the gradient of that.
+    """
+    return [(version_of(tensor), tensor.requires_grad) for _, tensor in arguments.tensors()]

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -100,6 +101,13 @@ class SavedState:
     def versions(self) -> list[int | None]:
         """Return the version of each tensor: the number of writes to it."""
         return [version_of(tensor) for tensor in self._named.values()]
+
+    def are_rewritten(self) -> bool:
+        """Return whether tensors have other values, beside those of batch norm, which no training reads."""
+        norms = (part for part in module_parts.modules(self._module) if isinstance(part, _NormBase))
+        of_norms = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+        tensors = (tensor for tensor in self._named.values() if id(tensor) not in of_norms)
+        return not all(_equal(tensor, self._saved[id(tensor)]) for tensor in tensors)
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
         """Return the name of a tensor that was written to without a change, which a later batch may make."""
