@@ -122,7 +122,7 @@ def test_a_job_has_a_task_for_each_worker_that_its_command_asks_for(submit, tmp_
     ("flags", "tasks"),
     [([], 4), (["-n", "8"], 8), (["--nproc-per-node", "2"], 2), (["-n", "8", "--launch", "node"], 1)],
 )
-def test_a_default_for_workers_is_that_of_a_job_whose_command_gets_its_number(submit, tmp_path, flags, tasks):
+def test_a_default_for_workers_is_that_of_a_job_and_its_command_states_it(submit, tmp_path, flags, tasks):
     """Each start of the job would read the file: one task started 4 workers, and 8 tasks failed."""
     (tmp_path / "pyproject.toml").write_text("[tool.samestep]\nworkers = 4\n")
 

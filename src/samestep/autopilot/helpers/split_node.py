@@ -264,8 +264,8 @@ class NodeCall:
     def _versions_now(self) -> list[int | None]:
         """Return how often each tensor that the call was given was written to."""
         assert self._attempt is not None
-        given = self._attempt.call.arguments.both, self._attempt.state
-        return [version_of(tensor) for _, tensor in leaves(given)]
+        operands = self._attempt.call.arguments.both, self._attempt.state
+        return [version_of(tensor) for _, tensor in leaves(operands)]
 
     def _computed_again(self) -> list[Tensor]:
         """Return the outputs of the node, each once, with a graph of the whole call on this rank."""

@@ -429,11 +429,11 @@ def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str
     tensors = [tensor for _, tensor in arguments.tensors()]
     if any(map(vars, tensors)):
         return "it is given a tensor with attributes, which a slice has not"
-    given = set(map(id, tensors))
+    identities = set(map(id, tensors))
     held = chain(
         (value for _, value in reach.values), module_parts.parameters(module), module_parts.buffers(module)
     )
-    if any(id(value) in given for value in held):
+    if any(id(value) in identities for value in held):
         return "it is given a tensor that it holds, and may ask whether it is the same"
     return None
 
