@@ -7,7 +7,7 @@ may compute something else in the next one. A hook would get a slice instead of 
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
@@ -421,6 +421,13 @@ def _has_hooks_on_saved_tensors() -> bool:
         return True
 
 
+def _tensors_of(module: nn.Module) -> Iterator[Tensor | None]:
+    """Yield the parameters and buffers of a module; each call does this, and torch's iterators take long."""
+    for part in modules_of(module):
+        yield from part._parameters.values()  # noqa: SLF001
+        yield from part._buffers.values()  # noqa: SLF001
+
+
 def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str | None:
     """Return by what a forward may recognize a tensor that it is given, and not its slice; None for nothing.
 
@@ -430,9 +437,7 @@ def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str
     if any(map(vars, tensors)):
         return "it is given a tensor with attributes, which a slice has not"
     identities = set(map(id, tensors))
-    held = chain(
-        (value for _, value in reach.values), module_parts.parameters(module), module_parts.buffers(module)
-    )
+    held = chain((value for _, value in reach.values), _tensors_of(module))
     if any(id(value) in identities for value in held):
         return "it is given a tensor that it holds, and may ask whether it is the same"
     return None
