@@ -29,6 +29,13 @@ def absolute(path: str) -> Path:
     return Path(path).absolute()
 
 
+def shown(file: str) -> str:
+    """Return the path of a file as messages show it: relative to the working folder, if it is below it."""
+    with suppress(OSError, ValueError):  # the folder is gone
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
+
+
 def claim_folder(path: Path) -> Path:
     """Make and return a folder that does not exist yet: `path`, or that with ``-2``, ``-3``, ... at its end.
 

@@ -16,6 +16,7 @@ from samestep.autopilot.script.call_account import calling_site, is_user_code
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
+from samestep.ranks.hang.script_position import place_of_code
 from samestep.verify.probe import Probe, add_rounding, plain_name
 from samestep.verify.tensor_summary import has_values, is_plain, own_generator, row_keys, sketch, summarize
 from samestep.verify.trace import Call, Gradient, Role, Value, Writer
@@ -187,4 +188,4 @@ def _forward_of(module: nn.Module) -> tuple[str, int] | None:
     code = getattr(unwrap(forward), "__code__", None) if callable(forward) else None
     if code is None or not is_user_code(code.co_filename):
         return None
-    return code.co_filename, code.co_firstlineno
+    return place_of_code(code)

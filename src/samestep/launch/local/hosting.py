@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from samestep.base.console import log
 from samestep.base.errors import INTERRUPTED, DeviceFailed, Error, UsageError, WorldError
-from samestep.base.folders import PACKAGE
+from samestep.base.folders import PACKAGE, shown
 from samestep.launch.job import Program
 from samestep.launch.source.modules import is_safe_path
 
@@ -240,14 +240,14 @@ def _place_of(error: BaseException) -> str:
             break
         file = frame.f_code.co_filename
         if _is_users(file):
-            place = f"{file}:{line}"
+            place = f"{shown(file)}:{line}"
     return _place_in_text(_message(error)) or place
 
 
 def _place_in_text(text: str) -> str:
     """Return the innermost line of the user's code in the traceback that a message contains."""
     _, _, trace = text.partition("Original Traceback (most recent call last):")
-    lines = [f"{file}:{line}" for file, line in _LINE_OF_TRACEBACK.findall(trace) if _is_users(file)]
+    lines = [f"{shown(file)}:{line}" for file, line in _LINE_OF_TRACEBACK.findall(trace) if _is_users(file)]
     return lines[-1] if lines else ""
 
 
@@ -266,8 +266,7 @@ def _main_module(program: Program) -> tuple[ModuleType, CodeType]:
     module.__file__ = str(path.absolute())
     module.__loader__ = SourceFileLoader("__main__", module.__file__)
     module.__dict__.update(__builtins__=__builtins__, __cached__=None, __annotations__={})
-    # A traceback of `python PATH` shows the path as it was given.
-    return module, compile(path.read_bytes(), program.target, "exec", dont_inherit=True)
+    return module, compile(path.read_bytes(), module.__file__, "exec", dont_inherit=True)
 
 
 def _search_first(folder: str) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeAlias
 
-from samestep.base.folders import PACKAGE
+from samestep.base.folders import PACKAGE, shown
 from samestep.base.worker_records import Frame, callers, frames_of
 
 _TORCH = str(Path(getattr(find_spec("torch"), "origin", None) or "torch").parent)
@@ -80,7 +80,7 @@ def line_of(frames: Iterable[FrameType]) -> str:
     """Return the innermost line of the script in `frames`, as ``file:line``; empty without one."""
     for frame in frames:
         if is_script(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
 
 
@@ -94,6 +94,11 @@ def current_place() -> tuple[str, int] | None:
     """Return the file and line of the script that the calling thread executes; None outside of the script."""
     file, _, number = line_of(callers(sys._getframe(1))).rpartition(":")  # noqa: SLF001 - as above
     return (file, int(number)) if file else None
+
+
+def place_of_code(code: CodeType) -> tuple[str, int]:
+    """Return the file and the first line of a function's code."""
+    return shown(code.co_filename), code.co_firstlineno
 
 
 def with_text(line: str) -> str:

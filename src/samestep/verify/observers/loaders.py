@@ -27,7 +27,7 @@ from samestep.base.units import counted
 from samestep.hooks import declarations
 from samestep.hooks.object_graph import Parts, stored_in, walk
 from samestep.hooks.registry import Hook, Make, wrapping
-from samestep.ranks.hang.script_position import current_place, is_script
+from samestep.ranks.hang.script_position import current_place, is_script, place_of_code
 from samestep.verify.observers.check import Check, in_words, with_forked_workers
 from samestep.verify.rank_features import plain_index
 from samestep.verify.tensor_summary import is_plain
@@ -174,7 +174,7 @@ def _place_of(dataset: Any) -> Place | None:
     while not is_script(_file_of(type(dataset))) and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code and is_script(code.co_filename) else None
+    return place_of_code(code) if code and is_script(code.co_filename) else None
 
 
 def _file_of(kind: type) -> str:
@@ -394,4 +394,4 @@ def _collating_place(collate: Any) -> Place | None:
     """Return the line of a function, or of the method that calls an object; None for one of a library."""
     method = vars(type(collate)).get("__call__")
     code = getattr(collate, "__code__", None) or getattr(method, "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code and is_script(code.co_filename) else None
+    return place_of_code(code) if code and is_script(code.co_filename) else None

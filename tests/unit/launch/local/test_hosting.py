@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from samestep.base.errors import UsageError, WorldError
+from samestep.base.folders import shown
 from samestep.launch.job import Program
 from samestep.launch.local import hosting
 from samestep.launch.local.hosting import (
@@ -128,7 +129,22 @@ def test_an_exit_has_the_line_that_called_sys_exit():
     with pytest.raises(SystemExit) as stop:
         sys.exit(3)
 
-    assert exited(stop.value).line.rpartition(":")[0] == __file__
+    assert exited(stop.value).line.rpartition(":")[0] == shown(__file__)
+
+
+def test_the_code_of_a_script_has_its_absolute_path(tmp_path, monkeypatch):
+    """As under `python`: a script that changes its folder finds its own source, as torch.jit.script does."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+
+    module, code = hosting._main_module(Program(target="train.py"))
+
+    assert [module.__file__, code.co_filename, shown(code.co_filename)] == [
+        *(str(tmp_path / "train.py"),) * 2,
+        "train.py",
+    ]
 
 
 class Finalized:

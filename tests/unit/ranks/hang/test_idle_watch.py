@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from samestep.base.folders import shown
 from samestep.ranks.hang.watchdog import IdleWatch
 
 
@@ -32,7 +33,7 @@ def test_a_worker_that_waits_is_idle_at_its_line(watched):
     lines = watched(block)
 
     assert lines
-    assert f"{__file__}:{block.__code__.co_firstlineno + 2}: " in lines[0]
+    assert f"{shown(__file__)}:{block.__code__.co_firstlineno + 2}: " in lines[0]
 
 
 def test_a_worker_that_computes_is_not_idle(watched):

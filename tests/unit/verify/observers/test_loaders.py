@@ -21,6 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from samestep.base.folders import shown
 from samestep.verify.observers.check import Checks
 from samestep.verify.observers.loaders import LoaderGenerators, SamplerEpochs
 from support.process_pool import fork_server
@@ -168,7 +169,7 @@ def test_right_random_numbers_have_no_note(data, options):
 
 def test_the_note_names_the_line_that_draws_a_sample():
     (note,) = notes_on(Data(by_attribute, rng=random.Random(0)))
-    assert note.place == (__file__, Data.__getitem__.__code__.co_firstlineno)
+    assert note.place == (shown(__file__), Data.__getitem__.__code__.co_firstlineno)
 
 
 DATA = TensorDataset(torch.randn(12, 3))
