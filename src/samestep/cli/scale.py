@@ -140,10 +140,10 @@ class Target:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in set_options if name in SPLIT})
         names = [*set_options, *(text.partition("=")[0].replace("-", "_") for text in compares)]
-        of_serial = {field.name for field in fields(Options)}.difference(_NOT_COMPARED, OF_ALL)
-        given = [name for name in names if name in of_serial]
-        if self.kind != "recipe" and given and not self._is_serial():
-            raise UsageError(not_serial(given[0], self.name))
+        for_serial = {field.name for field in fields(Options)}.difference(_NOT_COMPARED, OF_ALL)
+        of_serial = [name for name in names if name in for_serial]
+        if self.kind != "recipe" and of_serial and not self._is_serial():
+            raise UsageError(not_serial(of_serial[0], self.name))
 
     def compared(self, texts: Sequence[str]) -> tuple[Variant, ...]:
         """Return the variants of ``--compare``.
