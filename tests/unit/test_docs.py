@@ -16,6 +16,7 @@ from samestep.base.record import provenance
 from samestep.base.step_phases import ALL as STEP_PHASES
 from samestep.bench.figures import figures
 from samestep.cli.main import PACKAGES, VERBS
+from samestep.cli.scale import Target
 from samestep.launch.local.local_backend import Round, worker_variables
 from samestep.launchers.registry import LAUNCHERS
 from samestep.observe.instants import ClockedStep, ContentionEstimator, HostInstants
@@ -185,6 +186,14 @@ def test_the_parts_of_a_field_of_a_study_are_described(heading, name, fields):
     (row,) = (row for row in cells(section("reference/scaling.md", heading)) if row[0] == f"`{name}`")
 
     assert sorted(re.findall(r"`(\w+)`", row[2])) == sorted(fields)
+
+
+def test_the_flags_of_scripts_that_a_study_compares_are_listed():
+    rows = cells(section("guide/scaling.md", "## Variants"))
+    (listed,) = (re.findall(r"`([\w-]+)`", row[0]) for row in rows if row[1] == "scripts")
+
+    script = Target(name="train.py", kind="script", arguments=(), mode="native")
+    assert sorted(listed) == sorted(script.comparable_flags())
 
 
 def test_the_synchronizers_are_described():

@@ -10,6 +10,7 @@ The hierarchy, each subclass indented under its base::
         WorldError           the ranks could not communicate
           PeerLost           a rank died or did not answer in time
           OutOfStep          replicas differ, or ranks disagree about the next step
+            StepsDiffer      a rank has left the training loop, another one takes a further step
         DeviceFailed         a device failed, and the process can compute nothing on it any more
         CheckpointError      there is no usable checkpoint
         Preempted            a rank was preempted and saved a checkpoint; the run can resume

@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from errno import ENAMETOOLONG
 from importlib import import_module
 from pathlib import Path
@@ -173,7 +174,8 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     failure = _failure(error, verb, arguments)
     code = None if failure is None else failure.log()
     if asks_json(verb, arguments):
-        print((failure or Failure.of(error)).document(), end="")
+        with suppress(OSError):  # it may be stdout that cannot be written
+            print((failure or Failure.of(error)).document(), end="")
     if code is None:
         raise error
     return code
@@ -194,6 +196,11 @@ def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -
         name = str(error.filename)
         if any(_is_about(argument, name) for argument in arguments):
             return Failure(USAGE_ERROR, f"{name} is too long for a file name; give a shorter one.", 2)
+    if isinstance(error, OSError):  # of the result, as on a full disk, or of a file of the command
+        from samestep.launch.local.hosting import write_failure
+
+        if unwritten := write_failure(error):
+            return replace(Failure.of(error), message=f"{unwritten}.")
     return None
 
 

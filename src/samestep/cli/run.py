@@ -215,6 +215,7 @@ def run(
     does under torchrun. A script that starts its own workers is started once. In a serial script each model
     call is split across the workers. Under srun, mpirun or torchrun the launcher's tasks are the workers.
     """
+    start, nproc_per_node = _without_replaced(start, nproc_per_node, context)
     logs = Logs(folder=log_dir, redirects=Std.parse("--redirects", redirects), tee=Std.parse("--tee", tee))
     job = Job(
         program=launch.program(target, arguments or (), module=module, no_python=no_python),
@@ -262,6 +263,16 @@ def run(
         inform(hint)
     # Without this the interpreter takes 0.4 s to unload torch.
     leave(code)
+
+
+def _without_replaced(
+    start: launch.RunWorkers, per_node: str | None, context: typer.Context
+) -> tuple[launch.RunWorkers, str | None]:
+    """Return the options of the number of workers, without a default that the other, typed one replaces."""
+    typed = tuple(script_words.is_typed(name, context) for name in ("workers", "nproc_per_node"))
+    if typed == (False, True):
+        return replace(start, workers=None), per_node
+    return start, None if typed == (True, False) else per_node
 
 
 def _print_banner(decision: Decision, config: Path | None) -> None:

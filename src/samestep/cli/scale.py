@@ -140,7 +140,8 @@ class Target:
             checked_binding(str(flags["bind"]))
         Options(**{name: flags[name] for name in set_options if name in SPLIT})
         names = [*set_options, *(text.partition("=")[0].replace("-", "_") for text in compares)]
-        of_serial = [name for name in names if name in SPLIT and name not in OF_ALL]
+        for_serial = {field.name for field in fields(Options)}.difference(_NOT_COMPARED, OF_ALL)
+        of_serial = [name for name in names if name in for_serial]
         if self.kind != "recipe" and of_serial and not self._is_serial():
             raise UsageError(not_serial(of_serial[0], self.name))
 
@@ -180,10 +181,14 @@ class Target:
     def _variants(self, texts: Sequence[str]) -> tuple[Variant, ...]:
         if not texts:
             return (Variant(),)
-        verb, kinds = ("train", _settings()) if self.kind == "recipe" else ("run", (Options,))
-        names = [field.name for kind in kinds for field in fields(kind)]
-        flags = [name.replace("_", "-") for name in names if verb == "train" or name not in _NOT_COMPARED]
-        return variants(texts, verb=verb, flags=[*flags, *_OF_JOB])
+        verb = "train" if self.kind == "recipe" else "run"
+        return variants(texts, verb=verb, flags=self.comparable_flags())
+
+    def comparable_flags(self) -> list[str]:
+        """Return the flags of the target's verb, without dashes before them, that ``--compare`` varies."""
+        kinds, left_out = (_settings(), ()) if self.kind == "recipe" else ((Options,), _NOT_COMPARED)
+        names = [field.name for kind in kinds for field in fields(kind) if field.name not in left_out]
+        return [*(name.replace("_", "-") for name in names), *_OF_JOB]
 
     def batch(self, scaling: str) -> int | None:
         """Return the batch size of a recipe that grows with the workers; None for strong scaling.

@@ -1,5 +1,7 @@
 """A failure is one line on stderr, and with ``--json`` one document on stdout; Ctrl-C is one too."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -151,3 +153,19 @@ def test_a_reader_that_ends_early_ends_the_command(monkeypatch):
     monkeypatch.setattr("samestep.cli.main.discard_output", lambda: None)
     monkeypatch.setattr(data, "_listed", broken)
     assert run_command(["data", "list"]) == 1
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_result_that_cannot_be_written_is_one_line(monkeypatch, capsys, is_json):
+    """A full disk has no file name in its error, and the document of `--json` cannot be written there."""
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sys.stdout", Full())
+
+    assert run_command(["data", "list", *["--json"] * is_json]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert os.strerror(errno.ENOSPC) in line

@@ -37,6 +37,17 @@ def test_a_flag_overrides_a_file_and_config_overrides_the_project(run, arguments
 
 
 @pytest.mark.parametrize(
+    ("arguments", "default"),
+    [(("--nproc-per-node", "2"), "workers = 3"), (("-n", "2"), "nproc-per-node = 3")],
+)
+def test_a_typed_number_of_workers_replaces_a_default_of_its_other_option(run, arguments, default):
+    code, out, err = run(*arguments, project=f"[tool.samestep]\n{default}\n")
+
+    assert code == 0, err
+    assert "2 workers" in out
+
+
+@pytest.mark.parametrize(
     ("config", "named"),
     [
         ("wrokers = 2", ("'wrokers'", "'workers'")),

@@ -244,6 +244,7 @@ def test_compared_threads_are_not_given_twice(script, capsys):
             ["train.py", "--mode=native", "--compare=short-calls=auto,split"],
             "--short-calls .*train.py .*--mode autopilot",
         ),
+        (["native.py", "--compare", "check-every=0,1"], "--check-every .*native.py .*--mode autopilot"),
         (["nowhere.py"], "nowhere.py "),
         (["letters"], "letters .*digits, mnist"),
         (["digits", "--resume", "runs/a"], "--resume "),
