@@ -23,6 +23,10 @@ more of double precision."""
 _COARSER = 0.25
 """Both for fewer bits than those of bfloat16: float8 has units of 0.125 and 0.25."""
 _TF32 = torch.float16  # TF32 has as many bits
+_FILLED, _LARGER = 1e3, 1e6
+"""How many times all others a value is larger that fills the elements of a mask, such as -1e9; and how many
+times a result its operands count: larger ones are masks, too. Guesses, far above what is computed from
+each other."""
 
 
 _ACCUMULATING = re.compile(
@@ -114,7 +118,7 @@ def close(
         result: the result of a split call.
         expected: that of the unsplit call, of any shape.
         scale: the largest value of the operands, which may cancel. It counts for single and double precision
-            only: half of an image's 255 would be a tolerance of whole units.
+            only: half of an image's 255 would be a tolerance of whole units. That of a mask counts in part.
         precision: the coarsest precision in which they were computed; None for their own.
     """
     if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -135,8 +139,19 @@ def _tolerances(
     coarsest = precise if precision is None else max(precise, precision, key=_rounding)
     relative, of_scale = (table.get(coarsest, _COARSER) for table in (_RELATIVE, _OF_SCALE))
     is_half = _rounding(coarsest) > torch.finfo(torch.float32).eps
-    size = largest(expected)
-    return relative, max(relative * size, of_scale * (size if is_half else scale))
+    size = _size(expected)
+    return relative, max(
+        relative * size, of_scale * (size if is_half else min(scale, _LARGER * max(size, 1)))
+    )
+
+
+def _size(expected: Tensor) -> float:
+    """Return the largest absolute value of a result, without one that fills masked elements."""
+    size, absolute = largest(expected), expected.detach().abs()
+    if int((absolute == size).sum()) < 2:  # a single element is computed
+        return size
+    others = largest(absolute[absolute < size])
+    return others if 0 < others * _FILLED < size else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +177,7 @@ def difference(
         return None
     relative, least = _tolerances(result, expected, scale, precision)
     distance = (result.detach() - expected.detach()).abs().nan_to_num(float("inf")).max()
-    return Difference(float(distance), least + relative * largest(expected))
+    return Difference(float(distance), least + relative * _size(expected))
 
 
 def multiple(

@@ -8,7 +8,7 @@ its batches take::
 So the tensors that are computed from the samples are followed, and each read of one is recorded. A read that
 differs between slices and the whole batch, with equal results, does not affect them. A read that is the same
 everywhere is a guard of the plan: another value later ends the run with an error. Comparisons of a float that
-was read are recorded, too.
+was read, and of floats that Python computes from it, are recorded, too.
 """
 
 import sys
@@ -31,7 +31,12 @@ Site: TypeAlias = tuple[str, int, int, bool]
 Reads: TypeAlias = Mapping[Site, Sequence[Any]]
 """The values that were read, by the place that read them."""
 
-_READING = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "__contains__", "equal"})
+_READING = frozenset(
+    {
+        *("__bool__", "__int__", "__float__", "__index__", "item", "__contains__"),
+        *("equal", "allclose", "is_nonzero"),
+    }
+)
 _TORCH = str(FilePath(torch.__file__).parent)
 _PASSING = (f"{_TORCH}/overrides.py", f"{_TORCH}/_tensor.py", __file__)
 """Code between the reading code and this module."""
@@ -58,8 +63,9 @@ class SampleReads(TorchFunctionMode):
         result = func(*args, **kwargs)
         tensors = [tensor for _, tensor in leaves((args, dict(kwargs)))]
         if any(tensor in self._of_samples for tensor in tensors):
-            if getattr(func, "__name__", "") in _READING and isinstance(result, (bool, int, float)):
-                return self._recorded(result)
+            name = getattr(func, "__name__", "")
+            if name in _READING and isinstance(result, (bool, int, float)):
+                return result if name == "__float__" else self._recorded(result)  # `float` makes a plain one
             if tensors and _writes(func):
                 self._of_samples[tensors[0]] = True
             self.follow(tensor for _, tensor in leaves(result))
@@ -77,20 +83,8 @@ class SampleReads(TorchFunctionMode):
             self.found.setdefault(site, []).append(value)
 
 
-def _comparison(name: str) -> Any:
-    """Return the comparison of a `WatchedFloat` with this name."""
-
-    def compare(self: "WatchedFloat", value: Any) -> Any:
-        result = getattr(float(self), name)(value)
-        if isinstance(result, bool):
-            self._note(result, is_comparison=True)
-        return result
-
-    return compare
-
-
 class WatchedFloat(float):
-    """A float whose comparisons are recorded."""
+    """A float whose comparisons are recorded, and those of the floats that are computed from it."""
 
     _note: Callable[..., None]
 
@@ -100,8 +94,6 @@ class WatchedFloat(float):
         made._note = note
         return made
 
-    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("__lt__", "__le__", "__gt__", "__ge__"))
-
     def __float__(self) -> float:
         """Return a plain float."""
         return float.__add__(self, 0.0)
@@ -109,6 +101,33 @@ class WatchedFloat(float):
     def __reduce__(self) -> Any:
         """Copy and pickle as a plain float."""
         return float, (float(self),)
+
+
+_WATCHED = (
+    *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "is_integer"),
+    *("__int__", "__trunc__", "__floor__", "__ceil__", "__round__", "__neg__", "__pos__", "__abs__"),
+    *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__"),
+    *("__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rfloordiv__", "__rmod__", "__rpow__"),
+)
+"""The operations of a float whose results a forward may branch on."""
+
+
+def _watched(operation: Callable[..., Any]) -> Any:
+    """Return an operation of a `WatchedFloat`: a float that it computes is watched, too."""
+
+    def watch(self: WatchedFloat, *values: Any) -> Any:
+        result = operation(self, *values)
+        if type(result) is float:
+            return WatchedFloat(result, self._note)
+        if isinstance(result, int):  # a boolean, or an integer, whose comparisons are not seen
+            self._note(result, is_comparison=True)
+        return result
+
+    return watch
+
+
+for _name in _WATCHED:
+    setattr(WatchedFloat, _name, _watched(getattr(float, _name)))
 
 
 class GuardedReads(TorchFunctionMode):

@@ -122,6 +122,7 @@ class SavedState:
             name
             for name, tensor in self._named.items()
             if tensor.numel() == 1
+            and not tensor.is_complex()
             and not name.endswith("num_batches_tracked")
             and is_count(float(self._saved[id(tensor)]), float(tensor))
         ]

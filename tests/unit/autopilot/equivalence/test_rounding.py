@@ -104,3 +104,17 @@ def test_values_that_cancel_are_compared_relative_to_their_operands():
 
 def test_large_inputs_do_not_loosen_half_precision():
     assert not close(torch.tensor([1.5]), torch.tensor([1.0]), scale=255.0, precision=torch.bfloat16)
+
+
+@pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min])
+def test_masked_elements_do_not_hide_a_difference_of_others(fill):
+    value = torch.tensor([fill, 1.0, -2.0, fill], dtype=torch.float64)
+    changed = torch.tensor([fill, 1.001, -2.0, fill], dtype=torch.float64)
+    assert close(value * (1 + 1e-10), value, scale=-fill)
+    assert not close(changed, value, scale=-fill)
+
+
+def test_large_values_that_are_no_mask_count():
+    value = torch.tensor([1e9, 2e9, 1.0], dtype=torch.float64)
+    assert close(value + 1.0, value)
+    assert close(torch.tensor([0.0]).double(), torch.tensor([1e-6]).double(), scale=1e6)

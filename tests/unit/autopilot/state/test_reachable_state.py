@@ -218,6 +218,17 @@ def test_counters_are_numbers_that_changed_by_an_integer(net):
     assert {name for _, name in counters(before, python_state(net))} == {"calls", "epoch"}
 
 
+def test_counting_tensors_have_changed_by_an_integer():
+    module = nn.Module()
+    for name, value in (("calls", 3), ("rate", 0.5), ("phase", 1 + 2j)):
+        module.register_buffer(name, torch.tensor(value))
+    state = SavedState(module)
+    module.calls += 1
+    module.rate *= 0.5
+    module.phase += 1
+    assert state.counting_tensors() == ["calls"]
+
+
 def test_a_buffer_that_is_written_to_without_a_change_is_named():
     module = nn.BatchNorm1d(2)
     state = SavedState(module)
