@@ -102,6 +102,19 @@ def test_helpers_receive_their_rows(total, dim, every):
         assert torch.equal(found.index_select(dim, index), value.index_select(dim, index))
 
 
+@pytest.mark.parametrize("view", [torch.conj, lambda value: value.conj().imag])
+def test_helpers_receive_their_rows_of_a_view_that_conjugates(view):
+    """Only this finds a gradient of complex outputs that cannot be sent: torch conjugates it when read."""
+    value = view(torch.rand(4, 3, dtype=torch.complex64))
+    shares = [share(4, rank, 2) for rank in range(2)]
+
+    def of_main(_, line):
+        line.send(Message(value), rows=Rows({id(value): RowsOfTensor(0)}, shares))
+
+    _, found = on_ranks(2, of_main, lambda _, line: line.receive().values)
+    assert torch.equal(found[2:], value[2:])
+
+
 def test_a_large_tensor_is_broadcast():
     """Only this finds that a broadcast and the messages are not in one order."""
     value = torch.rand(3, 1 << 18)

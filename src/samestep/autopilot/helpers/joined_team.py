@@ -298,7 +298,8 @@ class NetworkMainLine:
 
 
 def _dense_rows(form: Form, tensor: Tensor, rank: int) -> Tensor:
-    return _flat(form.rows_of(rank, tensor.detach()).contiguous())
+    rows = form.rows_of(rank, tensor.detach()).resolve_conj().resolve_neg()
+    return _flat(rows.contiguous())
 
 
 @contextmanager
