@@ -330,6 +330,11 @@ def cuda_function(name: str) -> Hook:
     return Hook("torch.cuda", name, _CUDA, _ON_CPU, optional=True)
 
 
+def nvtx_function(name: str) -> Hook:
+    """Return the hook of a function of ``torch.cuda.nvtx`` that ``--device cpu`` replaces."""
+    return Hook("torch.cuda.nvtx", name, _CUDA, _ON_CPU, optional=True)
+
+
 def accelerator_function(name: str) -> Hook:
     """Return the hook of a function of ``torch.accelerator`` that ``--device cpu`` replaces."""
     return Hook("torch.accelerator", name, _CUDA, _ON_CPU, optional=True)
