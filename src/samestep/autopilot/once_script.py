@@ -40,7 +40,7 @@ from samestep.hooks.training_events import optimizer_steps
 from samestep.launch.local.hosting import Ending
 from samestep.launchers.registry import RANK_VARIABLES
 from samestep.ranks.collectives.peer_connections import NotConnected
-from samestep.ranks.world.join import join
+from samestep.ranks.world.join import join_team
 
 _EXPLAINED = 3
 """Backward passes after which ``--explain`` ends the script: a GAN calls its generator in the second."""
@@ -92,7 +92,7 @@ def run_launched(
         options: the user's choices.
     """
     limit_s = timeout_s or _FOREVER_S
-    with own_device(options) as device, join(device=device, cpu_tensors=True, timeout_s=limit_s) as world:
+    with own_device(options) as device, join_team(device=device, timeout_s=limit_s) as world:
         threads = torch.get_num_threads()
         if not world.place.is_main:
             with silent(world.place.rank), suppress(NotConnected):  # then the main rank computes alone

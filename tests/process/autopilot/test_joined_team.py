@@ -87,7 +87,7 @@ def launched_without_addresses(world):
         return Ending()
 
     with (
-        patch.object(once_script, "join", lambda **_: nullcontext(world)),
+        patch.object(once_script, "join_team", lambda **_: nullcontext(world)),
         patch.object(joined_team, "_new_memory", lambda *_, **__: None),
         patch.object(peer_connections, "_address", lambda: ""),
     ):
