@@ -1,5 +1,6 @@
 """Messages between the main rank and helpers arrive with all their tensors, and only those of the job."""
 
+import signal
 import socket
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from samestep.autopilot.helpers.messages import Rows, RowsOfTensor
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.parallel.sharding import share
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 
 KEY = b"k" * 32
@@ -156,6 +158,24 @@ def test_the_error_of_a_helper_is_collected():
         line.answer("no such layer" if world.place.rank == 1 else "")
 
     assert on_ranks(3, of_main, of_helper)[0] == "no such layer"
+
+
+def test_a_lost_helper_does_not_end_a_script_that_ends_by_broken_pipes():
+    """Only this finds a run that ends without a word: scripts let SIGPIPE end them for ``| head``."""
+    ours, theirs = connected()
+    theirs.close()
+    line = NetworkMainLine(SoloWorld(), {1: ours}, KEY, timeout_s=20)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def send_until_the_loss_is_known():
+        while True:
+            line.send(Message(1))
+
+    try:
+        with closing(line), pytest.raises(PeerLost):
+            send_until_the_loss_is_known()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def test_a_header_of_another_job_is_not_unpickled():
