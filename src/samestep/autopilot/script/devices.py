@@ -153,6 +153,7 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
         declarations.TORCH_LOAD: wrapping(_load_onto_cpu),
         declarations.TORCH_GENERATOR: instead(_Generator),
         declarations.DEVICE_MODULE: wrapping(_device_module),
+        declarations.RECORD_STREAM: instead(_nothing),
         declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
         **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
         **{declarations.cuda_function(name): instead(value) for name, value in STAND_INS.items()},
@@ -223,7 +224,6 @@ def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 _REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     Tensor.cuda: _moved,
     Tensor.pin_memory: _itself,
-    Tensor.record_stream: lambda *_: None,
     Tensor.to: _to,
     torch._C._nn._parse_to: _to,  # noqa: SLF001 - called by `Module.to`
     torch.device: _device,
