@@ -39,7 +39,8 @@ from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.hooks.training_events import optimizer_steps
 from samestep.launch.local.hosting import Ending
 from samestep.launchers.registry import RANK_VARIABLES
-from samestep.ranks.world.join import join
+from samestep.ranks.collectives.peer_connections import NotConnected
+from samestep.ranks.world.join import join_team
 
 _EXPLAINED = 3
 """Backward passes after which ``--explain`` ends the script: a GAN calls its generator in the second."""
@@ -91,14 +92,18 @@ def run_launched(
         options: the user's choices.
     """
     limit_s = timeout_s or _FOREVER_S
-    with own_device(options) as device, join(device=device, cpu_tensors=True, timeout_s=limit_s) as world:
+    with own_device(options) as device, join_team(device=device, timeout_s=limit_s) as world:
         threads = torch.get_num_threads()
         if not world.place.is_main:
-            with silent(world.place.rank):
+            with silent(world.place.rank), suppress(NotConnected):  # then the main rank computes alone
                 serve(*helper_rank(world), threads=threads)
             return Ending()
-        team, account = main_rank(world, timeout_s=limit_s, threads=threads), Account(world.place.size)
-        with splitting_between(team, account, options, threads=threads, before=threads):
+        account = Account(world.place.size)
+        team = _unless_lost(lambda: main_rank(world, timeout_s=limit_s, threads=threads))
+        with ExitStack() as stack:
+            if team is not None:
+                helped = splitting_between(team, account, options, threads=threads, before=threads)
+                stack.enter_context(helped)
             return _ended(run, account, options, has_group=True)
 
 
@@ -308,9 +313,9 @@ def splitting_between(
 
 
 def _unless_lost(start: Callable[[], T]) -> T | None:
-    """Return what starts helpers; None, and a line on stderr, if there is no process or memory for them."""
+    """Return what starts helpers; None, and a line on stderr, if they cannot be had."""
     try:
         return start()
-    except (OSError, PeerLost) as error:
+    except (OSError, PeerLost, NotConnected) as error:
         write_stderr(f"samestep: no helper can be started ({error}): one process computes all calls.\n")
         return None

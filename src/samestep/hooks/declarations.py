@@ -274,6 +274,7 @@ _CUDA = "--device cpu"
 _ON_CPU = "a script that names CUDA devices runs on the CPU"
 TORCH_LOAD = Hook("torch", "load", _CUDA, _ON_CPU, arguments=("f", "map_location"))
 TORCH_GENERATOR = Hook("torch", "Generator", _CUDA, _ON_CPU)
+RECORD_STREAM = Hook("torch:Tensor", "record_stream", _CUDA, _ON_CPU)
 DEFAULT_TENSOR_TYPE = Hook("torch", "set_default_tensor_type", _CUDA, _ON_CPU, optional=True)
 DEVICE_MODULE = Hook(
     "torch", "get_device_module", _CUDA, "torch.cuda has stand-ins, torch.cpu none", optional=True
@@ -328,6 +329,11 @@ NORMS_OF_DDP = Hook(
 def cuda_function(name: str) -> Hook:
     """Return the hook of a function or class of ``torch.cuda`` that ``--device cpu`` replaces."""
     return Hook("torch.cuda", name, _CUDA, _ON_CPU, optional=True)
+
+
+def nvtx_function(name: str) -> Hook:
+    """Return the hook of a function of ``torch.cuda.nvtx`` that ``--device cpu`` replaces."""
+    return Hook("torch.cuda.nvtx", name, _CUDA, _ON_CPU, optional=True)
 
 
 def accelerator_function(name: str) -> Hook:

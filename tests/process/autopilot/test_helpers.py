@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.backends import cudnn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
@@ -186,6 +188,29 @@ def precisions_by_their_new_names():
         return [step(model, optimizer, x) for _ in range(STEPS)]
     finally:
         set_precisions(before)
+
+
+class Switches(Net):
+    """Computes by the switches and the default device, as a kernel that draws numbers of its own would."""
+
+    def forward(self, x):
+        backends = torch.backends
+        switches = (
+            *(backends.cudnn.enabled, backends.cuda.math_sdp_enabled()),
+            *(backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled()),
+            *(backends.cuda.cudnn_sdp_enabled(), torch.empty(0).is_meta),
+        )
+        return super().forward(x) * sum(2.0**place for place, is_on in enumerate(switches) if is_on)
+
+
+def switches_of_kernels():
+    """Select kernels around the calls, also those without a state of their own that dropout needs."""
+    _, _, x = made()
+    torch.manual_seed(3)
+    model = Switches().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    with sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False), torch.device("meta"):
+        return [step(model, optimizer, x) for _ in range(STEPS)]
 
 
 def settings_of_layers():
@@ -383,6 +408,13 @@ def test_changes_of_a_model_reach_the_helpers(processes, script):
     ((found, account),) = processes.run(with_helpers, 1, script, 1)
     assert found == pytest.approx(alone, rel=1e-9, abs=1e-12)
     assert [line for line in account if "split" in line and "unsplit" not in line], account
+
+
+def test_helpers_select_kernels_as_the_script_does(run):
+    """Only this finds a helper whose kernels draw their own dropout, or whose new tensors are elsewhere."""
+    found, split, unsplit, lines = run(2, switches_of_kernels)
+    assert found == pytest.approx(switches_of_kernels(), rel=1e-9, abs=1e-12)
+    assert (split, unsplit) == (STEPS, 0), lines
 
 
 def runs(process):

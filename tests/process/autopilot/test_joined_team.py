@@ -1,11 +1,18 @@
 """Ranks that a launcher has started help the one that runs the script, by messages over connections."""
 
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import pytest
 import torch
 
 from gallery.manifest import SCRIPTS
+from samestep.autopilot import once_script
+from samestep.autopilot.helpers import joined_team
 from samestep.autopilot.helpers.joined_team import Form
 from samestep.autopilot.script.options import Options
+from samestep.launch.local.hosting import Ending
+from samestep.ranks.collectives import peer_connections
 from support.script_runner import difference, run_launched_script, run_script
 from support.tiers import mostly_long, stem
 from support.written_files import files, same_contents
@@ -69,6 +76,28 @@ def test_three_ranks_without_common_memory_help(processes, script, tmp_path):
 def test_ranks_with_common_memory_help(processes, script, tmp_path):
     """Only this finds that ranks of a launcher miss the memory of rank 0, or take that of another process."""
     compare(processes, script, tmp_path, 2, may_share_memory=True)
+
+
+def launched_without_addresses(world):
+    """Run a script on ranks of several hosts whose names lead to no address; return what it computed."""
+    computed = []
+
+    def run():
+        computed.append(torch.nn.Linear(2, 1)(torch.ones(8, 2)).shape)
+        return Ending()
+
+    with (
+        patch.object(once_script, "join_team", lambda **_: nullcontext(world)),
+        patch.object(joined_team, "_new_memory", lambda *_, **__: None),
+        patch.object(peer_connections, "_address", lambda: ""),
+    ):
+        assert once_script.run_launched(run).exit_code == 0
+    return computed
+
+
+def test_ranks_that_cannot_be_connected_leave_the_script_to_rank_0(processes):
+    """Only this finds a traceback in place of the script."""
+    assert processes.run(launched_without_addresses, 2) == [[(8, 1)], []]
 
 
 def test_a_form_has_the_memory_order_of_its_tensor():

@@ -1,5 +1,6 @@
 """Messages between the main rank and helpers arrive with all their tensors, and only those of the job."""
 
+import signal
 import socket
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from samestep.autopilot.helpers.messages import Rows, RowsOfTensor
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.parallel.sharding import share
+from samestep.ranks.world.protocol import SoloWorld
 from samestep.ranks.world.thread_world import run_ranks
 
 KEY = b"k" * 32
@@ -102,6 +104,19 @@ def test_helpers_receive_their_rows(total, dim, every):
         assert torch.equal(found.index_select(dim, index), value.index_select(dim, index))
 
 
+@pytest.mark.parametrize("view", [torch.conj, lambda value: value.conj().imag])
+def test_helpers_receive_their_rows_of_a_view_that_conjugates(view):
+    """Only this finds a gradient of complex outputs that cannot be sent: torch conjugates it when read."""
+    value = view(torch.rand(4, 3, dtype=torch.complex64))
+    shares = [share(4, rank, 2) for rank in range(2)]
+
+    def of_main(_, line):
+        line.send(Message(value), rows=Rows({id(value): RowsOfTensor(0)}, shares))
+
+    _, found = on_ranks(2, of_main, lambda _, line: line.receive().values)
+    assert torch.equal(found[2:], value[2:])
+
+
 def test_a_large_tensor_is_broadcast():
     """Only this finds that a broadcast and the messages are not in one order."""
     value = torch.rand(3, 1 << 18)
@@ -143,6 +158,24 @@ def test_the_error_of_a_helper_is_collected():
         line.answer("no such layer" if world.place.rank == 1 else "")
 
     assert on_ranks(3, of_main, of_helper)[0] == "no such layer"
+
+
+def test_a_lost_helper_does_not_end_a_script_that_ends_by_broken_pipes():
+    """Only this finds a run that ends without a word: scripts let SIGPIPE end them for ``| head``."""
+    ours, theirs = connected()
+    theirs.close()
+    line = NetworkMainLine(SoloWorld(), {1: ours}, KEY, timeout_s=20)
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+    def send_until_the_loss_is_known():
+        while True:
+            line.send(Message(1))
+
+    try:
+        with closing(line), pytest.raises(PeerLost):
+            send_until_the_loss_is_known()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def test_a_header_of_another_job_is_not_unpickled():

@@ -41,6 +41,7 @@ from samestep.base.process_identity import has_ended, started_at
 from samestep.launch.local.forking import fork
 from samestep.launch.local.orphans import die_with_parent
 from samestep.launch.local.workers import pidfd
+from samestep.ranks.collectives.peer_connections import flags_before
 
 _MANY_UNSPLIT = 10
 """Unsplit calls in a row after which the main rank computes with all cores: a guess."""
@@ -182,7 +183,7 @@ class HelperProcesses:
     def _answer(self, team: TeamMemory, rank: int) -> int:
         """Let the starter fork a helper; return its process id, 0 if there is no starter."""
         self._requests += 1
-        self._line.send(pickle.dumps((self._requests, team, rank)))
+        self._line.send(pickle.dumps((self._requests, team, rank)), flags_before(0))
         while answer := self._line.recv(_ANSWER.size):
             request, process = _ANSWER.unpack(answer)
             if request == self._requests:

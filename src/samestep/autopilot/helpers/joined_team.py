@@ -32,7 +32,7 @@ from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, same_call, signature
 from samestep.ranks.collectives.direct import low_latency
-from samestep.ranks.collectives.peer_connections import connect_to_main
+from samestep.ranks.collectives.peer_connections import connect_to_main, flags_before
 from samestep.ranks.collectives.semaphores import own_process
 from samestep.ranks.rendezvous.authentication import Channel, derived
 from samestep.ranks.world.operation import Op
@@ -46,8 +46,6 @@ _SLOTS = 32
 """Messages that are kept to be repeated: a guess."""
 _LARGE = 1 << 20
 """Bytes from which a tensor for several helpers goes by a broadcast: a guess."""
-_MOST_PARTS = 1000
-"""Parts that are sent in one call: Linux accepts 1024."""
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds of silence before the first question to the other host, and between two, and how many may have no
 answer: guesses. A host that is gone is noticed in 25 seconds; the system's own values take hours."""
@@ -141,15 +139,10 @@ class _Connection:
     def send_plain(self, parts: Sequence[memoryview]) -> None:
         """Send bytes without a proof."""
         with self._explained():
-            # Not `sendmsg`, which audit hooks take for a message of the script.
-            try:
-                sent = os.writev(self.socket.fileno(), parts[:_MOST_PARTS])
-            except BlockingIOError:
-                sent = 0
-            for part in parts:
-                if sent < part.nbytes:
-                    self.socket.sendall(part[sent:])
-                sent = max(0, sent - part.nbytes)
+            left = [part for part in parts if part.nbytes]  # the last one must send the others
+            while left:
+                part = left.pop(0)
+                self.socket.sendall(part, flags_before(len(left)))
 
     def receive(self) -> bytes:
         """Return the next header."""
@@ -298,7 +291,8 @@ class NetworkMainLine:
 
 
 def _dense_rows(form: Form, tensor: Tensor, rank: int) -> Tensor:
-    return _flat(form.rows_of(rank, tensor.detach()).contiguous())
+    rows = form.rows_of(rank, tensor.detach()).resolve_conj().resolve_neg()
+    return _flat(rows.contiguous())
 
 
 @contextmanager

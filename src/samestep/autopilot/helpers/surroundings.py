@@ -1,16 +1,27 @@
 """Carries the modes of torch that surround a call to the helpers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.backends import cudnn
+from torch.backends import cuda
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from samestep.autopilot.state.reachable_state import modules_of
 from samestep.parallel.exact.identity import float32_precisions, set_precisions
+
+_PRIVATE = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled")
+_SDP = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+_SWITCHES: Sequence[tuple[Callable[[], bool], Callable[[bool], Any]]] = (
+    # What the properties of cudnn and mkldnn call.
+    *((getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")) for name in _PRIVATE),  # noqa: SLF001
+    *((getattr(cuda, f"{name}_enabled"), getattr(cuda, f"enable_{name}")) for name in _SDP),
+)
+"""Reads and sets each switch of the process that selects kernels: a kernel may draw numbers of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +47,10 @@ class Surroundings:
     deterministic: tuple[bool, bool]
     precisions: tuple[Any, ...]
     """See `float32_precisions`."""
-    cudnn: tuple[bool, bool]
-    """Whether cuDNN tries several kernels, and uses deterministic ones only."""
+    switches: tuple[bool, ...]
+    """See `_SWITCHES`."""
+    default_device: str
+    """The type of the device on which new tensors are, if a block or the script has selected one."""
 
     @classmethod
     def now(cls, module: nn.Module, device: torch.device) -> "Surroundings":
@@ -58,7 +71,8 @@ class Surroundings:
                 torch.is_deterministic_algorithms_warn_only_enabled(),
             ),
             float32_precisions(),
-            (cudnn.benchmark, cudnn.deterministic),
+            tuple(read() for read, _ in _SWITCHES),
+            _default_device(),
         )
 
     def set(self, module: nn.Module) -> None:
@@ -69,9 +83,9 @@ class Surroundings:
             torch.set_default_dtype(self.default_dtype)
         if float32_precisions() != self.precisions:
             set_precisions(self.precisions)
-        if (cudnn.benchmark, cudnn.deterministic) != self.cudnn:
-            torch._C._set_cudnn_benchmark(self.cudnn[0])  # noqa: SLF001 - what the properties of cudnn call
-            torch._C._set_cudnn_deterministic(self.cudnn[1])  # noqa: SLF001
+        for (read, switch), is_on in zip(_SWITCHES, self.switches, strict=True):
+            if read() != is_on:
+                switch(is_on)
         is_on, warns = self.deterministic
         if torch.are_deterministic_algorithms_enabled() != is_on:
             torch.use_deterministic_algorithms(is_on, warn_only=warns)
@@ -81,6 +95,8 @@ class Surroundings:
         """Set these modes in the block; those of the process and of the module stay set."""
         self.set(module)
         with ExitStack() as stack:
+            if self.default_device:
+                stack.enter_context(torch.device(self.default_device))
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for autocast in self.autocast:
@@ -94,3 +110,9 @@ class Surroundings:
                         )
                     )
             yield
+
+
+def _default_device() -> str:
+    modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    devices = [mode.device.type for mode in modes if isinstance(mode, DeviceContext)]
+    return devices[-1] if devices else ""

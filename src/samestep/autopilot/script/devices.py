@@ -14,6 +14,7 @@ import functools
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -152,10 +153,12 @@ def onto_cpu(*, gpus: int = 1) -> Iterator[None]:
         declarations.TORCH_LOAD: wrapping(_load_onto_cpu),
         declarations.TORCH_GENERATOR: instead(_Generator),
         declarations.DEVICE_MODULE: wrapping(_device_module),
+        declarations.RECORD_STREAM: instead(_nothing),
         declarations.DEFAULT_TENSOR_TYPE: wrapping(lambda set_type, kind: set_type(_on_cpu(kind))),
         **{hook: instead(getattr(torch, hook.attribute)) for hook in declarations.CUDA_TYPES},
         **{declarations.cuda_function(name): instead(value) for name, value in STAND_INS.items()},
         **{declarations.accelerator_function(name): instead(value) for name, value in OF_ACCELERATOR.items()},
+        **{declarations.nvtx_function(name): instead(_nothing) for name in _NVTX},
         **{
             hook: partial(_answering, value=value)
             for hook, value in zip(declarations.DEVICE_ANSWERS, _answers(gpus), strict=True)
@@ -221,7 +224,6 @@ def _to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 _REPLACEMENTS: Mapping[Any, Callable[..., Any]] = {
     Tensor.cuda: _moved,
     Tensor.pin_memory: _itself,
-    Tensor.record_stream: lambda *_: None,
     Tensor.to: _to,
     torch._C._nn._parse_to: _to,  # noqa: SLF001 - called by `Module.to`
     torch.device: _device,
@@ -329,8 +331,9 @@ def _set_rng_states(states: Iterable[torch.Tensor]) -> None:
 
 
 _IDLE = (
-    *("synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"),
-    *("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction"),
+    *("init", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "set_stream"),
+    *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated"),
+    *("set_per_process_memory_fraction", "set_sync_debug_mode"),
 )
 """Functions of `torch.cuda` that do nothing."""
 STAND_INS: Mapping[str, Any] = {
@@ -345,6 +348,7 @@ STAND_INS: Mapping[str, Any] = {
     "current_device": lambda: NAMED.current,
     "mem_get_info": _free_and_total,
     "memory_summary": lambda *_, **__: "",
+    "memory_stats": lambda *_, **__: Counter(),
     "get_device_name": lambda *_, **__: "cpu",
     "get_device_capability": lambda *_, **__: (0, 0),
     "get_device_properties": _properties,
@@ -352,10 +356,15 @@ STAND_INS: Mapping[str, Any] = {
     "get_rng_state_all": lambda: [torch.get_rng_state()],
     "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
     "set_rng_state_all": _set_rng_states,
+    "initial_seed": torch.initial_seed,
 }
 """Replacements by their names in `torch.cuda`."""
+_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 OF_ACCELERATOR: Mapping[str, Any] = {
-    **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats", "set_stream"), _nothing),
+    **dict.fromkeys(("synchronize", "empty_cache", "set_stream"), _nothing),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_accumulated_memory_stats"), _nothing),
+    **dict.fromkeys(_MEMORY, lambda *_, **__: 0),
+    "memory_stats": STAND_INS["memory_stats"],
     **dict.fromkeys(("set_device_index", "set_device_idx"), NAMED.select),
     **dict.fromkeys(("current_device_index", "current_device_idx"), STAND_INS["current_device"]),
     "device_index": nullcontext,
@@ -364,6 +373,8 @@ OF_ACCELERATOR: Mapping[str, Any] = {
     "get_device_capability": lambda *_, **__: {},
 }
 """Replacements by their names in `torch.accelerator`."""
+_NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
+"""Functions of `torch.cuda.nvtx`, which mark a part of a profile."""
 
 
 def _answers(gpus: int) -> tuple[Any, ...]:

@@ -152,16 +152,16 @@ def averages(
     Returns:
         the average for each weight; None where no rank has a gradient.
     """
-    by_dtype: dict[torch.dtype, list[int]] = {}
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, weight in enumerate(weights):
         if place not in sparse:
-            by_dtype.setdefault(weight.dtype, []).append(place)
+            by_kind.setdefault((weight.device, weight.dtype), []).append(place)
     result: list[Tensor | None] = [None] * len(weights)
-    for places in by_dtype.values():
-        of_dtype = _in_one_message(
+    for places in by_kind.values():
+        of_kind = _in_one_message(
             world, [weights[place] for place in places], [gradients[place] for place in places]
         )
-        for place, average in zip(places, of_dtype, strict=True):
+        for place, average in zip(places, of_kind, strict=True):
             result[place] = average
     for place in sorted(sparse):
         result[place] = _of_rows(world, weights[place], gradients[place])
@@ -171,7 +171,7 @@ def averages(
 def _in_one_message(
     world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the averages of dense gradients of one dtype."""
+    """Return the averages of dense gradients of one device and dtype."""
     parts = [
         (torch.zeros_like(weight) if gradient is None else gradient).reshape(-1)
         for weight, gradient in zip(weights, gradients, strict=True)

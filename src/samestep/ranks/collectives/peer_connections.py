@@ -14,7 +14,6 @@ core. Here the thread that needs a message writes to the sockets, and sleeps in 
 are there.
 """
 
-import os
 import secrets
 import select
 import socket
@@ -212,13 +211,23 @@ class Connections:
             connection.close()
 
 
+def flags_before(parts: int) -> int:
+    """Return the flags to send a part of a message with, before so many others.
+
+    The kernel waits for these, to send few packets, and sends no SIGPIPE, which may end the script's process.
+    """
+    quiet: int = getattr(socket, "MSG_NOSIGNAL", 0)
+    more: int = getattr(socket, "MSG_MORE", 0)
+    return quiet | more if parts else quiet
+
+
 class _Pending:
     """An exchange with one other rank that is under way."""
 
     def __init__(self, peer: int, connection: socket.socket, into: memoryview, checked: int) -> None:
         self.peer, self._connection = peer, connection
         self._into, self._at, self._checked = into, 0, checked
-        self._unsent = memoryview(b"")
+        self._unsent: list[memoryview] = []
 
     @property
     def events(self) -> int:
@@ -228,22 +237,24 @@ class _Pending:
 
     def begin(self, parts: Sequence[memoryview]) -> None:
         """Send what the kernel accepts at once."""
+        self._unsent = [part for part in parts if part.nbytes]  # the last one must send the others
         try:
-            # Not `sendmsg`, which audit hooks take for a message of the script.
-            sent = os.writev(self._connection.fileno(), parts)
-        except BlockingIOError:
-            sent = 0
+            self._send()
         except OSError as error:
             raise self._broken() from error
-        if sent < sum(part.nbytes for part in parts):
-            self._unsent = memoryview(b"".join(parts))[sent:]
+
+    def _send(self) -> None:
+        with suppress(BlockingIOError):
+            while self._unsent:
+                part = self._unsent[0]
+                # Not `sendmsg`, which audit hooks take for a message of the script.
+                sent = self._connection.send(part, flags_before(len(self._unsent) - 1))
+                self._unsent[:1] = [part[sent:]] if sent < part.nbytes else []
 
     def go_on(self, check: Callable[[memoryview], None]) -> None:
         """Send and receive what is possible now."""
         try:
-            if self._unsent:
-                with suppress(BlockingIOError):
-                    self._unsent = self._unsent[self._connection.send(self._unsent) :]
+            self._send()
             if self._at < self._into.nbytes:
                 self._receive(check)
         except BlockingIOError:

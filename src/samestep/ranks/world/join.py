@@ -50,15 +50,19 @@ from samestep.ranks.world.protocol import SoloWorld, World
 # Versions that must be equal on all ranks.
 _VERSIONS = {"samestep": __version__, "torch": torch.__version__}
 
+_START_S = 600.0
+"""Seconds that ranks wait for each other at the start, in which some may still import torch: a guess."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """Arguments of `join`."""
+    """Arguments of `join`; `start_s` limits the wait for the others in joining."""
 
     backend: str | None
     device: str | None
     threads: int | None
     timeout_s: float
+    start_s: float
     place: Place | None
     master: tuple[str, int] | None
     cpu_tensors: bool
@@ -90,7 +94,7 @@ def join(
     backend: str | None = None,
     device: str | None = None,
     threads: int | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = _START_S,
     place: Place | None = None,
     master: tuple[str, int] | None = None,
     cpu_tensors: bool = False,
@@ -128,9 +132,29 @@ def join(
             device=device,
             threads=threads,
             timeout_s=timeout_s,
+            start_s=timeout_s,
             place=place,
             master=master,
             cpu_tensors=cpu_tensors,
+        )
+    )
+
+
+def join_team(*, device: str | None, timeout_s: float) -> AbstractContextManager[World]:
+    """Join the other ranks for a script that one of them runs; see `join`.
+
+    They communicate tensors of the CPU, too, and may start later than `timeout_s`, a limit of calls.
+    """
+    return _Joining(
+        _Options(
+            backend=None,
+            device=device,
+            threads=None,
+            timeout_s=timeout_s,
+            start_s=max(timeout_s, _START_S),
+            place=None,
+            master=None,
+            cpu_tensors=True,
         )
     )
 
@@ -155,7 +179,7 @@ def _joined(options: _Options, environment: Environment) -> World:
     task = _Task(options, environment, detected)
     if detected.place.size == 1:
         return task.alone()
-    store = open_store(environment, detected, master=options.master, timeout_s=options.timeout_s)
+    store = open_store(environment, detected, master=options.master, timeout_s=options.start_s)
     network_store = base_of(store)  # None for the store of torchrun's agents
     try:
         world = task.connected(store)
@@ -231,7 +255,7 @@ class _Task:
             withdraw(store, info, error)
             raise
         info = replace(info, kind=choice.kind, uuid=choice.uuid, backend=backend)
-        return choice, backend, rendezvous(store, info, timeout_s=self.options.timeout_s)
+        return choice, backend, rendezvous(store, info, timeout_s=self.options.start_s)
 
     def bound(self, choice: Choice, cpu: CpuShare, sharing: int) -> Threads:
         """Bind this process to its device and its threads, and return these."""

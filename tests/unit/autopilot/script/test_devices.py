@@ -56,6 +56,14 @@ FACTS = [
     ("torch.cuda.max_memory_allocated()", 0),
     ("torch.cuda.reset_peak_memory_stats()", None),
     ("torch.cuda.Stream().wait_stream(torch.cuda.current_stream())", None),
+    ("torch.ones(2).record_stream(torch.cuda.current_stream())", None),
+    ("torch.cuda.init()", None),
+    ("torch.cuda.initial_seed() == torch.initial_seed()", True),
+    ("torch.cuda.set_stream(torch.cuda.Stream())", None),
+    ("torch.cuda.reset_accumulated_memory_stats()", None),
+    ("torch.cuda.memory_stats()['allocated_bytes.all.peak']", 0),
+    ("torch.cuda.nvtx.range('step').__enter__()", None),
+    ("getattr(torch.accelerator, 'max_memory_allocated', lambda: 0)()", 0),
 ]
 
 

@@ -11,7 +11,7 @@ from samestep.base import env
 from samestep.base.errors import DetectionError, PeerLost, UsageError, WorldError
 from samestep.base.place import Place
 from samestep.launch.local.failure import Failure
-from samestep.ranks.world.join import _not_connected, join
+from samestep.ranks.world.join import _not_connected, join, join_team
 from samestep.ranks.world.process_group import current
 from samestep.ranks.world.protocol import SoloWorld
 from support.recordings import recording
@@ -41,6 +41,26 @@ def test_join_settles_the_math_kernels(monkeypatch):
     )
     with join(device="cpu"):
         assert done
+
+
+@pytest.mark.parametrize(
+    ("joined", "waits"),
+    [(join(device="cpu", timeout_s=3), False), (join_team(device="cpu", timeout_s=3), True)],
+)
+def test_a_helper_may_start_later_than_it_may_answer(monkeypatch, joined, waits):
+    """Only this finds a serial script that ends as one of its ranks imports torch for a minute."""
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    monkeypatch.setattr(env, "snapshot", lambda: variables)
+    waited = []
+
+    def opened(*_, timeout_s, **__):
+        waited.append(timeout_s)
+        raise PeerLost
+
+    monkeypatch.setattr(sys.modules["samestep.ranks.world.join"], "open_store", opened)
+    with pytest.raises(PeerLost), joined:
+        pass
+    assert (waited[0] > 60) == waits
 
 
 def test_the_world_is_no_longer_current_after_an_error():
