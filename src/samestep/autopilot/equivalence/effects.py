@@ -165,10 +165,26 @@ def quiet() -> Iterator[Printed]:
         attached_all(_LOGGED_ONCE),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
-        warnings.catch_warnings(),
+        _ignored_warnings(),
     ):
-        warnings.simplefilter("ignore")
         yield printed
+
+
+@contextmanager
+def _ignored_warnings() -> Iterator[None]:
+    """Ignore warnings in the block, and leave to the script's call those that are shown once.
+
+    `warnings.catch_warnings` would let Python show each one again that it has shown before.
+    """
+    filters, always = warnings.filters, torch.is_warn_always_enabled()
+    before = [*filters]
+    filters.insert(0, ("ignore", None, Warning, None, 0))  # type: ignore[attr-defined]
+    torch.set_warn_always(True)  # torch counts no warning as shown then
+    try:
+        yield
+    finally:
+        torch.set_warn_always(always)
+        filters[:] = before  # type: ignore[index]
 
 
 @contextmanager

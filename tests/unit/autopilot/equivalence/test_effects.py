@@ -4,10 +4,12 @@ import io
 import logging
 import os
 import tempfile
+import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from samestep.autopilot.equivalence.effects import (
     WritesFileError,
@@ -56,3 +58,19 @@ def test_a_message_that_a_library_logs_once_is_logged_by_the_scripts_call(monkey
     assert caplog.messages == ["the loss is the default one"]
     assert not checked.any
     assert not called.any
+
+
+def test_a_warning_is_shown_by_the_scripts_calls_and_once():
+    def forward():
+        warnings.warn("a layer is frozen", stacklevel=1)
+        torch.ones(2, 3, 4).T  # noqa: B018 - torch warns of it once in a process
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with quiet():
+                forward()
+            forward()
+
+    lines = [warning.lineno for warning in shown]
+    assert len(lines) == len(set(lines)) == 2
