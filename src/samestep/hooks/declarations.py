@@ -201,6 +201,13 @@ GET_HANDLER = Hook("signal", "getsignal", _ONCE, "the script sees its own handle
 LOGGED = Hook(
     "logging:Logger", "callHandlers", _SPLIT, "calls computed for a comparison print and log nothing"
 )
+LOGGED_ONCE = _each(
+    "logging:Logger",
+    "warning_once info_once",
+    _SPLIT,
+    "the script's call logs what is logged once",
+    optional=True,
+)
 PARAMETRIZATION_CACHE = Hook(
     "torch.nn.utils.parametrize",
     "_cache_enabled",

@@ -25,7 +25,7 @@ from samestep.autopilot.files.overlay_lookup import is_device
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.base.units import one_line
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached, wrapping
+from samestep.hooks.registry import attached, attached_all, wrapping
 from samestep.hooks.thread_values import ThreadValue
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -102,6 +102,8 @@ class Printed:
     """Whether a block of `quiet` has printed or logged."""
 
     any: bool = False
+    shows_once: bool = False
+    """Whether messages that are logged once are shown, as this is the script's call."""
 
 
 _printed: ThreadValue[Printed | None] = ThreadValue(None)
@@ -160,12 +162,29 @@ def quiet() -> Iterator[Printed]:
     with (
         _printed.bound(printed),
         attached(declarations.LOGGED, wrapping(_log)),
+        attached_all(_LOGGED_ONCE),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
-        warnings.catch_warnings(),
+        _ignored_warnings(),
     ):
-        warnings.simplefilter("ignore")
         yield printed
+
+
+@contextmanager
+def _ignored_warnings() -> Iterator[None]:
+    """Ignore warnings in the block, and leave to the script's call those that are shown once.
+
+    `warnings.catch_warnings` would let Python show each one again that it has shown before.
+    """
+    filters, always = warnings.filters, torch.is_warn_always_enabled()
+    before = [*filters]
+    filters.insert(0, ("ignore", None, Warning, None, 0))  # type: ignore[attr-defined]
+    torch.set_warn_always(True)  # torch counts no warning as shown then
+    try:
+        yield
+    finally:
+        torch.set_warn_always(always)
+        filters[:] = before  # type: ignore[index]
 
 
 @contextmanager
@@ -179,13 +198,14 @@ def watched_logging() -> Iterator[None]:
 def without_stdout() -> Iterator[Printed]:
     """Suppress what the calling thread prints to stdout and logs; several times faster than `quiet`.
 
-    Warnings are printed as they are: Python shows each of them once.
+    Warnings, and what a library logs once, are printed as they are.
 
     Yields:
         whether it has printed or logged.
     """
-    printed = Printed()
-    with _printed.bound(printed), redirect_stdout(_quiet_stream(sys.stdout)):
+    printed = Printed(shows_once=True)
+    stdout = redirect_stdout(_quiet_stream(sys.stdout))
+    with _printed.bound(printed), attached_all(_LOGGED_ONCE), stdout:
         yield printed
 
 
@@ -195,3 +215,14 @@ def _log(original: Callable[..., None], logger: logging.Logger, record: logging.
         original(logger, record)
     elif not record.name.startswith("torch."):  # a compiler's records hold nothing of the samples
         printed.any = True
+
+
+def _log_once(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Log a message that is logged once: by the script's call, since a comparison would use it up."""
+    printed = _printed.get()
+    if printed is None or printed.shows_once:
+        with _printed.bound(None):
+            original(*args, **kwargs)
+
+
+_LOGGED_ONCE = dict.fromkeys(declarations.LOGGED_ONCE, wrapping(_log_once))

@@ -1,13 +1,24 @@
 """A call that is computed for a comparison changes no file."""
 
 import io
+import logging
 import os
 import tempfile
+import warnings
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 
-from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, watch_effects
+from samestep.autopilot.equivalence.effects import (
+    WritesFileError,
+    changing_no_files,
+    quiet,
+    watch_effects,
+    watched_logging,
+    without_stdout,
+)
 
 
 @pytest.mark.parametrize("folder", [None, "/dev/shm"])
@@ -27,3 +38,39 @@ def test_a_comparison_may_read_files_and_write_to_devices():
     watch_effects()
     with changing_no_files():
         Path(os.devnull).write_text(Path(__file__).read_text())
+
+
+def test_a_message_that_a_library_logs_once_is_logged_by_the_scripts_call(monkeypatch, caplog):
+    @lru_cache  # as transformers does
+    def warning_once(logger, text):
+        logger.warning(text)
+
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    logger = logging.getLogger("library")
+
+    with quiet() as checked:
+        logger.warning_once("the loss is the default one")
+    assert not caplog.messages
+    for _ in range(2):
+        with watched_logging(), without_stdout() as called:
+            logger.warning_once("the loss is the default one")
+
+    assert caplog.messages == ["the loss is the default one"]
+    assert not checked.any
+    assert not called.any
+
+
+def test_a_warning_is_shown_by_the_scripts_calls_and_once():
+    def forward():
+        warnings.warn("a layer is frozen", stacklevel=1)
+        torch.ones(2, 3, 4).T  # noqa: B018 - torch warns of it once in a process
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with quiet():
+                forward()
+            forward()
+
+    lines = [warning.lineno for warning in shown]
+    assert len(lines) == len(set(lines)) == 2
