@@ -3,11 +3,13 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import warnings
 
 import psutil
 import torch
 import torch.nn as nn
 
+warnings.filterwarnings("ignore", "This process ", DeprecationWarning)  # it has the number of the process
 torch.manual_seed(13)
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)

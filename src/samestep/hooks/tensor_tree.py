@@ -52,6 +52,20 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
                 yield from leaves(part, (*path, key))
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors that `leaves` finds, those nearest to `value` first, and enter each object once.
+
+    An attribute may be a trainer, whose parts refer to each other: they have paths without number.
+    """
+    entered: set[int] = set()
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        yield from (part for part in level if isinstance(part, Tensor))
+        new = {id(part): part for part in level if not isinstance(part, Tensor) and id(part) not in entered}
+        entered |= new.keys()
+        level = [part for container in new.values() for _, part in parts_of(container)]
+
+
 def parts_beside_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the parts of `value` that are neither tensors nor containers, with their paths.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from samestep.hooks.tensor_tree import data_in, leaves, mapped, parts_beside_tensors, text
+from samestep.hooks.tensor_tree import data_in, leaves, mapped, parts_beside_tensors, tensors_in, text
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -127,3 +127,12 @@ def test_objects_that_refer_to_each_other_are_searched_to_a_limited_depth():
     assert ("other", "keys") in dict(leaves(one))
     assert [tensor.shape for tensor in data_in((one, torch.ones(3)))] == [(2,)]
     assert ("other",) * 8 in dict(parts_beside_tensors(one))
+
+
+def test_objects_that_all_refer_to_each_other_are_entered_once():
+    """Else a trainer among the attributes of a model has some millions of paths: each call took a second."""
+    layers = [Layer(torch.full((), number)) for number in range(40)]
+    for layer in layers:
+        layer.all = layers
+
+    assert [int(tensor) for tensor in tensors_in(layers[0])] == [0, *range(1, 40)]

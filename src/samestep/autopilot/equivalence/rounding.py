@@ -150,8 +150,8 @@ def _size(expected: Tensor) -> float:
     size, absolute = largest(expected), expected.detach().abs()
     if int((absolute == size).sum()) < 2:  # a single element is computed
         return size
-    others = largest(absolute[absolute < size])
-    return others if 0 < others * _FILLED < size else size
+    unfilled = largest(absolute[absolute < size])
+    return unfilled if 0 < unfilled * _FILLED < size else size
 
 
 @dataclass(frozen=True, slots=True)

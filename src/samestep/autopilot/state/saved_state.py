@@ -36,7 +36,7 @@ from samestep.autopilot.state.reachable_state import (
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
-from samestep.hooks.tensor_tree import leaves
+from samestep.hooks.tensor_tree import tensors_in
 
 Undo: TypeAlias = Callable[[], object]
 SideOutput: TypeAlias = tuple[str, str]
@@ -305,11 +305,11 @@ def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
 
 
 def _has_graph(value: Any) -> bool:
-    return any(tensor.requires_grad and not tensor.is_leaf for _, tensor in leaves(value))
+    return any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors_in(value))
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    return tuple(id(tensor) for _, tensor in leaves(value))
+    return tuple(map(id, tensors_in(value)))
 
 
 _NO_OBJECTS = (*PLAIN, Tensor, nn.Module, np.ndarray, Enum, type, ModuleType)
