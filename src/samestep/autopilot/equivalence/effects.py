@@ -165,13 +165,13 @@ def quiet() -> Iterator[Printed]:
         attached_all(_LOGGED_ONCE),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
-        _ignored_warnings(),
+        ignored_warnings(),
     ):
         yield printed
 
 
 @contextmanager
-def _ignored_warnings() -> Iterator[None]:
+def ignored_warnings() -> Iterator[None]:
     """Ignore warnings in the block, and leave to the script's call those that are shown once.
 
     `warnings.catch_warnings` would let Python show each one again that it has shown before.

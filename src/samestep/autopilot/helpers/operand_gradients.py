@@ -9,7 +9,6 @@ the derivative of an output with respect to another, as a penalty on the latents
 The backward then computes the call again on this rank, with a graph in which that derivative exists.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from samestep.autopilot.equivalence.effects import ignored_warnings
 from samestep.autopilot.helpers.split_node import GradientHook, NodeCall, call_of_operand
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached_all, wrapping
@@ -157,7 +157,6 @@ def _backward(original: Callable[..., None], tensors: Any, *args: Any, **kwargs:
         original(tensors, *args[:_INPUTS], **{**kwargs, "inputs": [*plain, *_anchors(operands)]})
     for place, tensor, _ in operands:
         if place in totals:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it is no leaf
+            with ignored_warnings():  # that it is no leaf
                 before = tensor.grad
             tensor.grad = totals[place] if before is None else before + totals[place]
