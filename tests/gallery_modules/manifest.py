@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.base.folders import shown
+
 
 @dataclass(frozen=True)
 class Script:
@@ -32,7 +34,7 @@ class Script:
         """File and line that are named."""
         lines = self.path.read_text().splitlines()
         start = next(k for k, text in enumerate(lines) if text.startswith(self.after))
-        return str(self.path), next(k for k in range(start, len(lines)) if self.line in lines[k]) + 1
+        return shown(str(self.path)), next(k for k in range(start, len(lines)) if self.line in lines[k]) + 1
 
 
 SCRIPTS = [

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gallery_hangs.manifest import Script
+from samestep.base.folders import shown
 
 _RANK = re.compile(r"(?<!local )\branks? (\d+)")
 _PLACE = re.compile(r"(\S+\.py):(\d+)")
@@ -26,7 +27,7 @@ class Report:
 
     def differences(self, script: Script) -> list[str]:
         """Return which of the ranks at fault, the collective and the line are not those of a script."""
-        place, rank = f"{script.path}:{script.line}", script.rank_at_line
+        place, rank = f"{shown(str(script.path))}:{script.line}", script.rank_at_line
         checks = {
             "rank": self.ranks[: len(script.ranks)] == script.ranks,
             "collective": self.collective == script.collective,

@@ -84,7 +84,8 @@ def test_a_number_of_workers_other_than_that_of_tasks_is_refused(slurm):
 
 
 def test_salloc_from_a_login_node_runs_the_workers_in_the_allocation(slurm):
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *RUN, "-n", 4, *PLACE)
+    two = "--nodes=2", "--nodelist=node0,node1"  # others, if an earlier job has not left these
+    done = slurm.run("salloc", *two, "--ntasks-per-node=2", *RUN, "-n", 4, *PLACE)
 
     assert done.code == 0, done.err
     assert places(done.out)[0] == placed("node0", "node0", "node1", "node1")

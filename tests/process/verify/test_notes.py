@@ -3,6 +3,7 @@
 import pytest
 
 from gallery_notes.manifest import SCRIPTS
+from samestep.base.folders import shown
 from support.tiers import mostly_long, stem
 
 
@@ -13,6 +14,6 @@ def test_a_mistake_on_one_worker_is_noted(verifier, script):
     report = verifier.verify(script.path, steps=script.steps)
     (note,) = report["findings"]
     assert (note["code"], note["gravity"], note["workers"]) == (script.code, "note", 1)
-    assert note["file"] == str(script.path)
+    assert note["file"] == shown(str(script.path))
     assert script.line in script.path.read_text().splitlines()[note["line"] - 1]
     assert report["verdict"] == "same"

@@ -4,6 +4,7 @@ import pytest
 
 from gallery_hangs.manifest import SCRIPTS
 from samestep.base.errors import UsageError
+from samestep.base.folders import shown
 from support.hang_reports import read_report
 from support.tiers import mostly_long, stem
 from support.verifier import SHORT_HANG_S
@@ -37,7 +38,7 @@ def test_cause_rank_and_line_are_named(verifier, script):
 
     assert finding["code"] == script.cause
     assert report.ranks[: len(script.ranks)] == script.ranks
-    assert f"{script.path}:{script.line}" in finding["message"]
+    assert f"{shown(str(script.path))}:{script.line}" in finding["message"]
 
 
 def test_a_run_on_one_worker_that_hangs_is_ended(verifier, tmp_path):
