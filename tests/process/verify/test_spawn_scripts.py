@@ -7,6 +7,7 @@ import pytest
 import gallery_ddp.manifest
 from gallery_ddp.manifest import DIFFERENT, SAME
 from samestep.base.errors import UsageError
+from samestep.base.folders import shown
 from support.tiers import long_param
 
 GALLERY = Path(gallery_ddp.manifest.__file__).parents[1] / "gallery_spawn"
@@ -79,7 +80,7 @@ def test_a_worker_that_dies_is_named(verifier):
 
     assert (finding["code"], finding["ranks"], finding["step"]) == ("crash", [1], 2)
     line = BY_COUNT.read_text().splitlines().index("        os.abort()") + 1
-    assert (finding["file"], finding["line"]) == (str(BY_COUNT), line)
+    assert (finding["file"], finding["line"]) == (shown(str(BY_COUNT)), line)
 
 
 @pytest.mark.parametrize("flags", [(), long_param(("--gpus", "{n}"))], ids=["by count", "by flag"])

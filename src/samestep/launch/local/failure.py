@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from samestep.base.errors import StepsDiffer
+from samestep.base.folders import shown
 from samestep.base.worker_records import Frame
 from samestep.launch.local.hosting import Ending
 from samestep.ranks.hang.detection import STEPS_ADVICE, describe_status, place_of
@@ -134,7 +135,7 @@ def explain_death(
     `frames` is the stack of its main thread as it died, innermost first; both it and the last statuses of all
     ranks may be empty.
     """
-    exact = next((f"{frame.file}:{frame.line}" for frame in frames if is_script(frame.file)), "")
+    exact = next((f"{shown(frame.file)}:{frame.line}" for frame in frames if is_script(frame.file)), "")
     line = with_text(exact) if exact else statuses[failure.rank].line if failure.rank in statuses else ""
     if not line:
         return failure
