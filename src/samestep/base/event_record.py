@@ -1,8 +1,8 @@
 """Records the last events of each worker in a file that outlives the worker, also after SIGKILL.
 
 Each worker of this host has a file in `folder`. The worker maps the file into memory, so that an event costs
-no system call, and the kernel keeps what was written. On `SIGNAL` the worker writes the stacks of all threads
-to a second file; `faulthandler` does so from the signal's handler, also while the main thread waits in C.
+no system call, and the kernel keeps what was written. On `SIGNAL` the worker writes the stack of its main
+thread to a second file; `faulthandler` does so from the signal's handler, also while the thread waits in C.
 """
 
 import faulthandler
@@ -153,7 +153,9 @@ def _begin(worker: RecordedWorker) -> None:
         _write_message(0, json.dumps(asdict(worker)).encode())
         stacks = os.open(path.with_suffix(_STACKS), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         os.write(stacks, f"main thread {threading.main_thread().ident or 0:#x}\n".encode())
-        faulthandler.register(SIGNAL, stacks, all_threads=True)
+        # Of the main thread alone, which the system prefers for a signal: the stack of a thread that runs
+        # meanwhile changes, and reading it can crash the process.
+        faulthandler.register(SIGNAL, stacks, all_threads=False)
         note("the worker begins")
         _remove_old(path)
 

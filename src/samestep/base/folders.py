@@ -31,8 +31,8 @@ def absolute(path: str) -> Path:
 
 def shown(file: str) -> str:
     """Return the path of a file as messages show it: relative to the working folder, if it is below it."""
-    with suppress(OSError, ValueError):  # the folder is gone
-        return str(Path(file).relative_to(Path.cwd()))
+    with suppress(OSError):  # the folder is gone
+        return file.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118 - each status needs it
     return file
 
 

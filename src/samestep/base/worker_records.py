@@ -60,7 +60,7 @@ def record_step(step: int) -> None:
         _SLOT.pack_into(_here.memory, _here.offset, step + 1)
 
 
-_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
+_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)|Stack \(")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _MAIN = "main thread "
 _BYTES = 1 << 18  # maximum length of a dump that is read
@@ -115,14 +115,15 @@ class StackDumps:
 def parse_main_frames(text: str) -> list[Frame]:
     """Return the frames of the main thread, of the last dump, from what `StackDumps.use_here` has written.
 
-    `text` begins with the line that names the thread; each dump of `faulthandler` has all threads.
+    `text` begins with the line that names the thread. A dump of `faulthandler` has all threads, or the main
+    thread alone, without its name.
     """
     first, *lines = text.splitlines() or [""]
     main, is_main = int(first.removeprefix(_MAIN) or "0", 16), False
     frames: list[Frame] = []
     for line in lines:
         if thread := _THREAD.match(line):
-            is_main = int(thread[1], 16) == main
+            is_main = thread[1] is None or int(thread[1], 16) == main
             frames = [] if is_main else frames
         elif is_main and (frame := _FRAME.match(line)):
             frames.append(Frame(frame[1], int(frame[2]), frame[3]))

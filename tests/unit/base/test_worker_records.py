@@ -30,6 +30,8 @@ def test_the_frames_of_the_main_thread_are_parsed():
         Frame("torch/distributed/distributed_c10d.py", 9, "all_reduce"),
         Frame("a folder/train.py", 12, "<module>"),
     ]
+    alone = 'Stack (most recent call first):\n  File "train.py", line 7 in step\n'
+    assert parse_main_frames(DUMP + alone) == [Frame("train.py", 7, "step")]
     assert parse_main_frames("") == []
     assert parse_main_frames("main thread 0x7f01\n") == []
 
