@@ -176,24 +176,24 @@ def test_the_others_write_what_they_have_buffered_before_they_are_stopped(script
 
 
 def test_a_serial_script_that_fails_ends_its_threads_and_exit_functions(script, tmp_path):
-    """Only this finds a checkpoint that a thread has half written, or a failure told after such waits."""
-    told = tmp_path / "told.txt"
-    told.touch()
+    """Only this finds a checkpoint that a thread has half written, or a failure reported after such waits."""
+    output = tmp_path / "output.txt"
+    output.touch()
     prog = script(
         f"""\
         import atexit, pathlib, threading, time
-        told = pathlib.Path({str(told)!r})
+        output = pathlib.Path({str(output)!r})
 
         def write():
-            while "ValueError: alone" not in told.read_text():
+            while "ValueError: alone" not in output.read_text():
                 time.sleep(0.01)
-            atexit.register(told.with_name("left").touch)
+            atexit.register(output.with_name("left").touch)
 
         threading.Thread(target=write).start()
         raise ValueError("alone")
         """
     )
-    assert start("run", "-n", 2, prog, into=told).wait(DEADLINE_S) == 1
+    assert start("run", "-n", 2, prog, into=output).wait(DEADLINE_S) == 1
     assert (tmp_path / "left").exists()
 
 

@@ -215,7 +215,7 @@ class Run:
 
 
 def _described(file: Path) -> str:
-    """Return the name of a file, and by what one tells who wrote it."""
+    """Return the name of a file, and its size and first bytes, or the names in a folder."""
     with suppress(OSError):  # it may go meanwhile
         if file.is_dir():
             return f"{file.name} with {sorted(found.name for found in file.iterdir())}"

@@ -332,8 +332,10 @@ def _number(workers: Any) -> int:
 def _configured_workers(context: typer.Context, size: Size) -> int | None:
     """Return the number of workers of a job for whose command a file has a default; None without one."""
     default = context.params.get("workers")
-    if default is None or size.workers is not None:
-        return None if default is None else size.workers
+    if default is None:
+        return None
+    if size.workers is not None:
+        return size.workers
     return _number(default) if size.nproc_per_node is None else size.nproc_per_node * size.nodes
 
 

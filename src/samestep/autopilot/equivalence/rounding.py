@@ -24,9 +24,8 @@ _COARSER = 0.25
 """Both for fewer bits than those of bfloat16: float8 has units of 0.125 and 0.25."""
 _TF32 = torch.float16  # TF32 has as many bits
 _FILLED, _LARGER = 1e3, 1e6
-"""How many times all others a value is larger that fills the elements of a mask, such as -1e9; and how many
-times a result its operands count: larger ones are masks, too. Guesses, far above what is computed from
-each other."""
+"""The ratio to the next smaller value from which a value fills masked elements, such as -1e9; and the largest
+ratio of operands to a result that is taken for no mask. Guesses, far above the ratios of computed values."""
 
 
 _ACCUMULATING = re.compile(

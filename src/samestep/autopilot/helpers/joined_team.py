@@ -139,10 +139,9 @@ class _Connection:
     def send_plain(self, parts: Sequence[memoryview]) -> None:
         """Send bytes without a proof."""
         with self._explained():
-            left = [part for part in parts if part.nbytes]  # the last one must send the others
-            while left:
-                part = left.pop(0)
-                self.socket.sendall(part, flags_before(len(left)))
+            filled = [part for part in parts if part.nbytes]  # the last one must send the others
+            for number, part in enumerate(filled, 1):
+                self.socket.sendall(part, flags_before(len(filled) - number))
 
     def receive(self) -> bytes:
         """Return the next header."""
