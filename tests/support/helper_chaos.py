@@ -188,8 +188,11 @@ class Run:
     def left(self) -> list[str]:
         """Return what remains of it a second after its end: processes, temporary files, shared memory."""
         deadline = time.monotonic() + 1.0
-        while (processes := self.processes()) and time.monotonic() < deadline:
+        while (remains := self._remains()) and time.monotonic() < deadline:
             time.sleep(0.01)
+        return remains
+
+    def _remains(self) -> list[str]:
         own = {"progress", "said", "weights", f"torchinductor_{getpass.getuser()}"}  # the last is torch's
         if self.process.poll():  # the records of its last events
             own.add(event_record.folder().name)
@@ -198,7 +201,7 @@ class Run:
             files = [one for one in files if not one.startswith("samestep-")]
         # No run of the script has semaphores of multiprocessing; those of other programs come and go.
         segments = [one for one in shared_memory() - self._segments if not one.startswith("sem.mp-")]
-        return [*map(str, processes), *files, *sorted(segments)]
+        return [*map(str, self.processes()), *files, *sorted(segments)]
 
     def weights(self) -> list[torch.Tensor]:
         """Return the weights that it has written."""
@@ -216,11 +219,12 @@ class Run:
 
 def _described(file: Path) -> str:
     """Return the name of a file, and its size and first bytes, or the names in a folder."""
-    with suppress(OSError):  # it may go meanwhile
+    try:
         if file.is_dir():
             return f"{file.name} with {sorted(found.name for found in file.iterdir())}"
-        return f"{file.name} of {file.stat().st_size} bytes, {file.read_bytes()[:200]!r}"
-    return file.name
+        return f"{file.name} of {file.lstat().st_size} bytes, {file.read_bytes()[:200]!r}"
+    except OSError as error:  # it has gone meanwhile, or is a socket or a link to nothing
+        return f"{file.name}: {error}"
 
 
 class Ended(Exception):
