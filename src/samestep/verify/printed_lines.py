@@ -16,12 +16,24 @@ from samestep.verify.run_record import RunRecord
 
 _NUMBER = r"(?<![\w.])[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|(?:[nN]a[nN]|[iI]nf)\b)"
 _DATE = r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\d+(?::\d\d)+(?:[.,]\d+)?"
+_STAMP = (  # a date or time in the name of a file or run: those of two runs can be of one minute
+    r"(?<!\d)(?:20\d\d[-_./]\d\d[-_./]\d\d(?:[-_.: T/]\d\d){2,3}(?:[.,]\d+)?|20\d{6}[-_T]?\d{4}(?:\d\d)?"
+    r"|\d\d(?:-\d\d){2,4})(?![.]?\d)"
+)
+_DURATION = r"(?<![\w.])(?:\d+ ?(?:d|h|m|min) ?)+\d+(?:\.\d+)? ?s(?:ec)?\b"  # such as 0m 59s
 _ADDRESS = r"(?<=\bat )0x[0-9a-fA-F]+"  # that of an object in its usual text, which two runs can share
-_TOKEN = re.compile(rf"(?P<measured>{_ADDRESS}|{_DATE})|(?P<number>{_NUMBER})")
+_TOKEN = re.compile(rf"(?P<measured>{_ADDRESS}|{_STAMP}|{_DURATION}|{_DATE})|(?P<number>{_NUMBER})")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """A control sequence of a terminal, such as a color, which would be a part of the word behind it."""
-_NAME = re.compile(r"([A-Za-z_][\w/.-]*)[\"'\s:=(\[<]*[-+]?$")
-_UNIT = re.compile(r"(\s*)([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)")
+_GROUPED = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?")
+"""A number with a comma between thousands; or several numbers."""
+_NAME = re.compile(r"([A-Za-z_][\w/.-]*)(?:\s*\([A-Za-z/]+\)[\s:=]+)?[\"'\s:=(\[<]*[-+]?$")
+"""The name before a number, also with its unit: ``time (s): 3``."""
+_UNIT = re.compile(
+    r"(?:[kKMG](?=\s))?(\s*)([A-Za-zµ]+(?:/[A-Za-z]+)?)(?![\w/]|[\s:=(]*[-+]?\.?\d)"
+    r"|()([mu]?s)(?=\s+\d)"
+)
+"""The unit behind a number; that of a time can be followed by another number: ``2s 12ms/step``."""
 _PARTS = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
 _RESULT = re.compile(
     r"loss(?:es)?|acc(?:uracy)?|err(?:or)?s?|score|metric|recall|precision|auc|f1|bleu|m?iou|ssim|psnr|ppl"
@@ -30,10 +42,10 @@ _RESULT = re.compile(
 """A part of the name of a result, which no other part makes a measurement."""
 _MEASURED = re.compile(
     r"times?|timer|took|elapsed|speed|throughput|duration|runtime|wall|clock|latency|sec(?:ond)?s?|[fi]ps"
-    r"|memory|vram|bandwidth|t?flops"
+    r"|mem(?:ory)?|v?ram|rss|cpu|bandwidth|t?flops|mfu|eta|pid|minutes|hours|[qtuw]ps"
 )
 """A part of the name of a measurement."""
-_SUFFIX = re.compile(r"[mu]?s|mem")
+_SUFFIX = re.compile(r"[mu]?s|[kmgt]i?b")
 """The last part of the name of a measurement."""
 _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
 _UNITS_BEHIND = re.compile(r"h|min")
@@ -245,7 +257,7 @@ def _lines(run: RunRecord) -> list[_Line]:
 def _line(text: str) -> _Line:
     shape, numbers, end, was_measured = "", [], 0, False
     readable = _ESCAPE.sub("", text)
-    text = readable.replace("#", "\0")  # in a shape it stands for a number
+    text = _GROUPED.sub(_without_commas, readable.replace("#", "\0"))  # in a shape it stands for a number
     for token in _TOKEN.finditer(text):
         if token["number"] and not _is_finite_or_named(token[0]):
             continue  # 1e999, part of a hash
@@ -272,9 +284,16 @@ def _unit(text: str, end: int) -> str:
     unit = _UNIT.match(text, end)
     if unit is None:
         return ""
-    over, _, per = unit[2].partition("/")
+    over, _, per = (unit[2] or unit[4]).partition("/")
     is_unit = _UNITS.fullmatch(over) or _UNITS.fullmatch(per)
     return unit[0] if is_unit or (not unit[1] and _UNITS_BEHIND.fullmatch(over)) else ""
+
+
+def _without_commas(number: re.Match[str]) -> str:
+    """Return a measurement without the commas between its thousands, which a smaller one has not."""
+    has_unit = bool(_unit(number.string, number.end()))
+    is_measured = _is_measured(number.string, number.start(), has_unit)
+    return number[0].replace(",", "") if is_measured else number[0]
 
 
 def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001

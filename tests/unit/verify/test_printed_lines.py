@@ -77,6 +77,35 @@ def test_results_are_compared(line, other):
     assert numbers(line, other) == [(other, line)]
 
 
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("log to run_2026-11-30_09-58-50", "log to run_2026-11-30_10-01-07"),
+        ("log to runs/Nov30_09-58-50_host", "log to runs/Nov30_10-01-07_host"),
+        ("log to 20261130-0958", "log to 20261130-1001"),
+        ("2026/11/30 09:58:50.125", "2026/11/30 10:01:07.004"),
+        ("complete in 0m 59s", "complete in 1m 2s"),
+        ("took 59.5s", "took 1m 1.5s"),
+        ("2s 12ms/step - loss: 0.5", "3s 13ms/step - loss: 0.5"),
+        ("1,234 samples/s", "934 samples/s"),
+        ("tokens/s: 1,234.5", "tokens/s: 934.5"),
+        ("999 it/s", "1.2k it/s"),
+        ("time (s): 0.1", "time (s): 0.3"),
+        ("peak_mem_gb 1.2", "peak_mem_gb 1.4"),
+        ("mem_used=1.2", "mem_used=1.4"),
+        ("cpu 34%, RAM: 51%", "cpu 84%, RAM: 55%"),
+        ("pid=123, minutes 0.1, eta 3", "pid=988, minutes 0.2, eta 5"),
+    ],
+)
+def test_stamps_durations_and_rates_of_any_length_are_no_results(line, other):
+    assert numbers(line, other) == []
+    assert text(line, other) is None
+
+
+def test_numbers_between_commas_are_results():
+    assert numbers("right 1,100,200", "right 1,300,200") == [("right 1,300,200", "right 1,100,200")]
+
+
 def test_a_deviation_is_at_most_twice_the_larger_number():
     (found,) = deviating_numbers(printed("hits 0.0"), printed("hits 4.0", size=2), printed("hits 0.0"))
     assert found.value == 1.0
