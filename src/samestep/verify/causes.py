@@ -20,7 +20,7 @@ from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.units import one_line
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import Comparison, are_same_rates
+from samestep.verify.compare import Comparison, Deviation, are_same_rates
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, RunRecord, differ, relative
 from samestep.verify.sample_causes import (
@@ -38,6 +38,9 @@ _HANGS = (OutOfStep.__name__, StepsDiffer.__name__)
 _AVERAGED_PARAMETERS = (
     "The ranks average their parameters after the step, which is the step of the averaged gradient for plain "
     "SGD only: average the gradients before it."
+)
+_CLIPPED_BEFORE = (
+    "The ranks clip gradients that differ, by norms of their own: average gradients before they are clipped."
 )
 _REDUCED_IN_STEP = (
     "Average the gradients over all ranks, before the optimizer or in its step, also if each rank updates a "
@@ -343,6 +346,14 @@ def _divergence(comparison: Comparison) -> Finding | None:
     step = _first_differing(comparison, "after", range(comparison.steps))
     if step is None:
         return None
+    if _first_differing(comparison, "before", [step]) is not None:
+        return comparison.finding(
+            "replicas-diverge",
+            f"the ranks' parameters differ before step {step}, and were equal after the last step of that "
+            "optimizer: the ranks change them in another way between the two.",
+            step,
+            advice="Load checkpoints, and change weights, alike on all ranks.",
+        )
     return comparison.finding(
         "replicas-diverge",
         f"the ranks' parameters differ after step {step}, though their gradients are equal: the optimizer "
@@ -392,8 +403,11 @@ def _scale(comparison: Comparison) -> Finding | None:
     if abs(factor - size) < _SCALE * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
     elif abs(factor * size - 1) < _SCALE:
-        cause, why = "divided-twice", ": it is averaged twice"
-        advice = "Divide neither loss nor gradients by the number of workers: something else does already."
+        cause, why = "divided-twice", ": it is averaged twice, or each rank sums the loss over its samples"
+        advice = (
+            "Divide neither loss nor gradients by the number of workers, if something else does already; "
+            "multiply a loss that is a sum by that number."
+        )
     else:
         cause, why = "gradient-scale", ""
         advice = "The mean of the ranks' gradients is their sum divided by the number of ranks."
@@ -483,14 +497,24 @@ def _unknown(comparison: Comparison) -> Finding | None:
             advice=_REDUCED_IN_STEP,
         )
     samples = "equal" if comparison.has_same_samples(first.step) else "unknown"
-    averages = first.quantity in ("update", "parameters") and comparison.run.averages_parameters
     return comparison.finding(
         cast("Cause", first.quantity.replace(" ", "-")),
         f"the {first.quantity} of step {first.step} deviates by {first.value:.1e}, rounding explains "
         f"{first.allowed:.1e}; samples: {samples}.",
         first.step,
-        advice=_AVERAGED_PARAMETERS if averages else "",
+        advice=_advice(comparison, first),
     )
+
+
+def _advice(comparison: Comparison, first: Deviation) -> str:
+    """Return what explains the first deviation, if averages of another kind than on one worker do."""
+    run = comparison.run
+    if first.quantity in ("update", "parameters"):
+        return _AVERAGED_PARAMETERS if run.averages_parameters else ""
+    is_replicated = all(trace.facts.parameters == run.facts.parameters for trace in run.traces)
+    if run.shares_batch or not is_replicated or first.quantity not in ("gradient", "gradient norm"):
+        return ""
+    return _CLIPPED_BEFORE if differ([step.unclipped] for step in run.of_ranks(first.step)) else ""
 
 
 def _loss_only(comparison: Comparison) -> Finding | None:

@@ -413,6 +413,25 @@ def test_optimizers_that_make_ranks_diverge_are_found():
     assert causes_in(run(2, change=change)) == ["replicas-diverge"]
 
 
+def test_weights_that_the_ranks_change_between_two_steps_are_not_said_to_be_of_the_optimizer():
+    def change(rank, step):
+        factor = 1 + rank * (step.index >= 3)
+        return replace(step, before=[factor * k for k in step.before], after=[factor * k for k in step.after])
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, change=change), CONTROL))
+    assert (finding.cause, finding.step) == ("replicas-diverge", 3)
+    assert "optimizer does something else" not in finding.message
+
+
+@pytest.mark.parametrize(("spread", "advised"), [(0.5, True), (0.0, False)])
+def test_gradients_that_are_clipped_before_they_are_averaged_are_explained(spread, advised):
+    def change(rank, step):
+        return replace(other_gradient(step), unclipped=2 + spread * rank)
+
+    (finding,) = causes(Comparison(REFERENCE, run(2, change=change), CONTROL))
+    assert (finding.cause, "clipped" in finding.advice) == ("gradient", advised)
+
+
 def test_ranks_that_hang_at_different_steps_are_reported_as_a_hang():
     def killed(_):
         return {"ended": "killed"}
