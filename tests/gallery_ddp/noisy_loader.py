@@ -32,7 +32,7 @@ def main():
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(9)
+    torch.manual_seed(9 + rank)
     train_set = Signals(96, True)
     sampler = DistributedSampler(train_set, world, rank)
     loader = DataLoader(train_set, batch_size=24 // world, sampler=sampler, num_workers=1, persistent_workers=True)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 
 from samestep.hooks import declarations
@@ -59,6 +60,7 @@ _MOST_EXCHANGED = 16  # tensors of collectives that are recorded: a guess
 _GIVEN = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list")
 """Names of what a rank gives to a collective that gathers."""
 _CPU = torch.device("cpu")
+_DIGEST = 4  # bytes of a digest of a random state
 _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names of a model's parameters
 
 
@@ -129,7 +131,8 @@ class Probe(Listener):
         """References to what gives these indices, by its id."""
         self._passes_before = 0
         """Those over the loader of the last batch, before this one."""
-        self._fetches_drew = mmap.mmap(-1, 1)  # a flag shared with the loaders' forked workers
+        self._fetches_drew = mmap.mmap(-1, 1 + _DIGEST)
+        """A flag, and the random state of the first draw, shared with the loaders' forked workers."""
 
     @contextmanager
     def attached(self, observers: Sequence[Observer] = ()) -> Iterator[None]:
@@ -176,6 +179,7 @@ class Probe(Listener):
         facts.evaluated, facts.combined, facts.gathered = step.evaluated, step.combined, step.gathered
         facts.printed = self._printed()
         facts.augmented = self._fetches_drew[0] == 1
+        facts.fetch_stream = int.from_bytes(self._fetches_drew[1:], "little")
         facts.frozen = self._calls_of_training.of_untrained_models()
         facts.written = self.written()
         facts.notes = [note for observer in self._observers for note in observer.notes()]
@@ -502,8 +506,12 @@ class Probe(Listener):
     def _fetch(self, original: Callable[..., Any], fetcher: Any, indices: Any) -> Any:
         before = RngState.now()
         fetched = original(fetcher, indices)
-        if not before.same(RngState.now()):
+        now = RngState.now()
+        if not before.same(now):
             self._fetches_drew[0] = 1
+            worker = get_worker_info()  # each worker of a loader has a seed of its own
+            if not any(self._fetches_drew[1:]) and (worker is None or worker.id == 0):
+                self._fetches_drew[1:] = before.digest_of_changed(now).to_bytes(_DIGEST, "little")
         return fetched
 
     def _note_draws(self, before: RngState) -> None:

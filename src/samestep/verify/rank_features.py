@@ -334,8 +334,7 @@ def exceptions_of(comparison: Comparison) -> list[Finding]:
             any(rank_facts.drew or _drops(rank_facts) for rank_facts in facts) and is_native,
         ),
         (
-            "augmentation-per-worker",
-            "each worker draws its own augmentation",
+            *_augments({rank_facts.fetch_stream for rank_facts in facts}),
             any(rank_facts.augmented for rank_facts in facts) and is_native,
         ),
         (
@@ -370,6 +369,16 @@ def _draws(streams: Set[int]) -> tuple[Cause, str]:
             "all workers draw the same dropout or noise for different samples (seed with seed + rank)",
         )
     return "random-per-worker", "each worker draws its own dropout or noise"
+
+
+def _augments(streams: Set[int]) -> tuple[Cause, str]:
+    """Return the exception of augmentation whose generators are in these states on the ranks."""
+    if len(streams) == 1 and any(streams):
+        return (
+            "random-alike-on-workers",
+            "all workers draw the same augmentation for different samples (seed with seed + rank)",
+        )
+    return "augmentation-per-worker", "each worker draws its own augmentation"
 
 
 def of_own_generators(neutral: Comparison) -> Finding | None:

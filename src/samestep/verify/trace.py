@@ -84,6 +84,7 @@ class Facts:
     # one, and in runs whose rank-dependent features are not disabled
     own_stream: int = 0
     augmented: bool = False  # whether data sets drew random numbers in fetching a sample
+    fetch_stream: int = 0  # a digest of the random state at the first of these draws
     # number of training epochs that a `DistributedSampler` shuffled like an earlier one
     repeated_epochs: int = 0
     # sketch of the buffers and frozen parameters of all trained models, at the first training call of each

@@ -66,6 +66,26 @@ def test_a_step_that_only_makes_the_state_of_an_optimizer_is_none(watch):
     assert len(watch(script).steps) == 3
 
 
+class _Noisy(TensorDataset):
+    """Draws noise for each sample."""
+
+    def __getitem__(self, index):
+        return (self.tensors[0][index] + torch.randn(3),)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_equal_seeds_of_augmentation_are_seen(watch, workers):
+    def script(seed):
+        training = Training()
+        torch.manual_seed(seed)
+        training.loader = DataLoader(_Noisy(X), batch_size=4, num_workers=workers)
+        training.epoch()
+
+    first, alike, other = (watch(lambda seed=seed: script(seed)).facts for seed in (5, 5, 6))
+    assert first.augmented
+    assert first.fetch_stream == alike.fetch_stream != other.fetch_stream
+
+
 def test_samples_of_training_and_of_evaluation_are_separate(watch):
     def script():
         training = Training()

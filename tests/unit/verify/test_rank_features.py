@@ -8,7 +8,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 from samestep.hooks.random_draws import RngState
-from samestep.verify.rank_features import per_sample_randomness, rank_features_disabled
+from samestep.verify.compare import Comparison
+from samestep.verify.rank_features import exceptions_of, per_sample_randomness, rank_features_disabled
+from samestep.verify.run_record import RunRecord
+from samestep.verify.trace import Facts, Trace
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
 DRAWS = {
@@ -140,3 +143,17 @@ def test_samples_are_seeded_by_any_index(how):
             found.append(torch.cat(list(DataLoader(Noisy(), **how))))
     assert torch.equal(*found)
     assert len(found[0].unique()) == 12
+
+
+@pytest.mark.parametrize(
+    ("streams", "cause"),
+    [
+        ((3, 3), "random-alike-on-workers"),
+        ((3, 4), "augmentation-per-worker"),
+        ((0, 0), "augmentation-per-worker"),
+    ],
+)
+def test_augmentation_from_equal_seeds_is_not_that_of_each_worker(streams, cause):
+    facts = [Facts(rank=rank, augmented=True, fetch_stream=stream) for rank, stream in enumerate(streams)]
+    run = RunRecord([Trace(rank_facts, [], 0) for rank_facts in facts], runs_once=False)
+    assert [finding.cause for finding in exceptions_of(Comparison(run, run, run))] == [cause]
