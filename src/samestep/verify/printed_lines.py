@@ -7,8 +7,8 @@ since most of them differ between two runs on one worker.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from samestep.verify.compare import allowed_deviation, rounding_of
@@ -50,6 +50,8 @@ _SUFFIX = re.compile(r"[mu]?s|[kmgt]i?b")
 _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?|[kKMGT]i?B")
 _UNITS_BEHIND = re.compile(r"h|min")
 """Units that are also words: directly behind the number."""
+_BARS = re.compile(r"[|│┃║,;\t]")
+"""What separates the cells of a row, if it is not spaces."""
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
 _OF_RANK_0 = re.compile(
@@ -86,6 +88,7 @@ class _Line:
     text: str  # the line
     shape: str  # the line with a sign in the place of each number
     numbers: Sequence[str]  # its numbers, without those that are named as measurements
+    timed: frozenset[int] = frozenset()  # places of numbers that the head of a table names as measurements
 
 
 def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) -> list[PrintedNumber]:
@@ -102,7 +105,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     numbers = []
     for i, j in _pairs(lines, compared):
         for k, (expected, printed) in enumerate(zip(lines[i].numbers, compared[j].numbers, strict=True)):
-            if expected == printed or (lines[i].shape, k) in measured:
+            if expected == printed or (lines[i].shape, k) in measured or k in lines[i].timed:
                 continue
             is_result = lines[i].shape not in training and _has_same_total(lines[i], compared[j], k)
             if _is_share(expected, printed, size) and not is_result:
@@ -251,7 +254,36 @@ def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
 
 
 def _lines(run: RunRecord) -> list[_Line]:
-    return [_line(text) for text in run.facts.printed.splitlines()]
+    return list(_in_tables(_line(text) for text in run.facts.printed.splitlines()))
+
+
+def _in_tables(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Yield lines with the numbers below the names of measurements in the head of a table."""
+    head: list[str] = []
+    for line in lines:
+        cells = _cells(line.text)
+        if not line.numbers and len(cells) > 1 and any(map(str.isalpha, line.text)):
+            head = cells
+        is_row = bool(_BARS.search(line.text)) or all(any(map(str.isdecimal, cell)) for cell in cells)
+        yield replace(line, timed=_timed(head, cells)) if is_row and len(cells) == len(head) else line
+
+
+def _cells(text: str) -> list[str]:
+    """Return the cells of a line, as if it were a row of a table."""
+    bare = text.strip().strip("|│┃║")
+    return _BARS.split(bare) if _BARS.search(bare) else bare.split()
+
+
+def _timed(head: Sequence[str], cells: Sequence[str]) -> frozenset[int]:
+    """Return the places, in a row, of the numbers of cells whose head names a measurement."""
+    places: list[int] = []
+    count = 0
+    for name, cell in zip(head, cells, strict=True):
+        found = len(_line(cell).numbers)
+        if found and _is_measured(f"{name} ", len(name) + 1, has_unit=False):
+            places += range(count, count + found)
+        count += found
+    return frozenset(places)
 
 
 def _line(text: str) -> _Line:
@@ -265,7 +297,7 @@ def _line(text: str) -> _Line:
         # A meter prints its mean behind its value: Time 0.123 (0.130).
         is_mean = was_measured and between.strip() in ("(", "±", "+-", "+/-", "/")
         unit = _unit(text, token.end())
-        is_named = _is_measured(text, token.start(), bool(unit))
+        is_named = _is_measured(text, token.start(), has_unit=bool(unit))
         was_measured = is_mean or bool(token["measured"]) or is_named
         shape += f"{between}{'~' if was_measured else '#'}"
         if not was_measured:
@@ -292,11 +324,11 @@ def _unit(text: str, end: int) -> str:
 def _without_commas(number: re.Match[str]) -> str:
     """Return a measurement without the commas between its thousands, which a smaller one has not."""
     has_unit = bool(_unit(number.string, number.end()))
-    is_measured = _is_measured(number.string, number.start(), has_unit)
+    is_measured = _is_measured(number.string, number.start(), has_unit=has_unit)
     return number[0].replace(",", "") if is_measured else number[0]
 
 
-def _is_measured(text: str, start: int, has_unit: bool) -> bool:  # noqa: FBT001
+def _is_measured(text: str, start: int, *, has_unit: bool) -> bool:
     """Return whether the name before a number, or the unit behind it, is that of a measurement."""
     name = _NAME.search(text, 0, start)
     words = name[1].split("/") if name else []

@@ -102,6 +102,26 @@ def test_stamps_durations_and_rates_of_any_length_are_no_results(line, other):
     assert text(line, other) is None
 
 
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("┃ loss   ┃ acc  ┃ time ┃", "│ {} │ 0.60 │ {} │"),
+        ("loss,epoch,time (s)", "{},3,{}"),
+        ("| loss | set | step time |\n|---|---|---|", "| {} | val | {} |"),
+        ("loss  epoch  seconds", "{}      3     {}"),
+    ],
+)
+def test_the_head_of_a_table_names_measurements(head, row):
+    usual = f"{head}\n{row.format('0.50', '0.06')}"
+    assert numbers(usual, f"{head}\n{row.format('0.50', '0.54')}") == []
+    assert len(numbers(usual, f"{head}\n{row.format('0.70', '0.06')}")) == 1
+
+
+def test_words_above_a_sentence_are_no_head_of_a_table():
+    usual, other = (f"start of training time\nepoch 1 loss {loss}" for loss in ("0.50", "0.70"))
+    assert len(numbers(usual, other)) == 1
+
+
 def test_numbers_between_commas_are_results():
     assert numbers("right 1,100,200", "right 1,300,200") == [("right 1,300,200", "right 1,100,200")]
 
