@@ -52,7 +52,12 @@ _OF_ALL_SAMPLES = (
 )
 _COMBINED_MEAN = (
     "the ranks combine it, but as a mean of means, in which batches or shards of unequal size have equal "
-    "weight. Sum values and numbers of samples over the ranks, and divide once."
+    "weight, or of models that differ, such as an average of weights on one rank. Sum values and numbers of "
+    "samples over the ranks, divide once, and evaluate one model."
+)
+_REPEATED_SUM = (
+    "every rank evaluates all samples, and the ranks sum it, so it counts each sample on every rank. "
+    "Evaluate a part of the samples on each rank, or do not sum."
 )
 _COMBINED_SUM = (
     "the ranks sum it, or divide the sum twice. Sum values and numbers of samples over the ranks, and divide "
@@ -573,6 +578,8 @@ def _printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "printed", comparison.fault_of_samestep
     elif worst.is_combined:
         cause, why = "local-metric", _COMBINED_SUM if worst.is_multiple else _COMBINED_MEAN
+    elif worst.is_multiple and any(comparison.run.combined()) and evaluates_alone(comparison):
+        cause, why = "local-metric", _REPEATED_SUM
     elif any(comparison.run.combined()) and not comparison.reference.combined():
         cause, why = "local-metric", _OTHER_COMBINATION
     elif evaluates_alone(comparison):

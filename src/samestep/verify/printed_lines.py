@@ -102,13 +102,15 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     lines, again, compared = (_lines(record) for record in (reference, control, run))
     usual = {i: again[j].numbers for i, j in _pairs(lines, again)}
     measured, training = _measured_columns(lines, usual), _shapes_of_training(reference)
+    repeated = _repeated_counts(reference, run)
     numbers = []
     for i, j in _pairs(lines, compared):
         for k, (expected, printed) in enumerate(zip(lines[i].numbers, compared[j].numbers, strict=True)):
             if expected == printed or (lines[i].shape, k) in measured or k in lines[i].timed:
                 continue
             is_result = lines[i].shape not in training and _has_same_total(lines[i], compared[j], k)
-            if _is_share(expected, printed, size) and not is_result:
+            is_repeated = expected.isdecimal() and (expected, printed) in repeated
+            if _is_share(expected, printed, size) and not (is_result or is_repeated):
                 continue
             known = _relative_distance(expected, usual[i][k]) if i in usual else 0.0
             value = _relative_distance(expected, printed)
@@ -137,6 +139,19 @@ def _times_as_many(reference: RunRecord, run: RunRecord) -> int:
     """Return by what the share of a rank of one run is divided to be that of the other run."""
     few, many = sorted((reference.size, run.size))
     return 1 if run.runs_once else many // few
+
+
+def _repeated_counts(reference: RunRecord, run: RunRecord) -> frozenset[tuple[str, str]]:
+    """Return the counts that the ranks sum though each of them evaluates all samples, and those usual."""
+    size = run.size
+    if run.runs_once or size == 1 or not run.combined():
+        return frozenset()
+    if not all(run.evaluates_all(reference, rank) for rank in range(size)):
+        return frozenset()
+    combined = zip(reference.combined(), run.combined(), strict=False)
+    pairs = (pair for both in combined for pair in zip(*both, strict=False))
+    # A count of 1 can be that of the ranks.
+    return frozenset((f"{a:.0f}", f"{b:.0f}") for a, b in pairs if a > 1 and a.is_integer() and b == size * a)
 
 
 def of_progress(numbers: Sequence[PrintedNumber], reference: RunRecord) -> list[PrintedNumber]:

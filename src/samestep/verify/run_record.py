@@ -144,6 +144,12 @@ class RunRecord:
             numbers for numbers in (*(step.combined for step in first.steps), first.facts.combined) if numbers
         ]
 
+    def evaluates_all(self, reference: "RunRecord", rank: int) -> bool:
+        """Return whether a rank evaluates by itself all samples that one worker evaluates."""
+        here, usual = (trace.evaluations() for trace in (self.traces[rank], reference.traces[0]))
+        pairs = zip(here, usual, strict=False)
+        return bool(here) and all(same_samples(np.sort(keys), np.sort(expected)) for keys, expected in pairs)
+
     def communicates_in_evaluation(self) -> bool:
         """Return whether rank 0 has combined numbers with other ranks, or gathered any, in an evaluation."""
         first = self.traces[0]

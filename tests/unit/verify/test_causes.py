@@ -566,6 +566,28 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
     assert causes_of(all_of_it) == []
 
 
+@pytest.mark.parametrize(
+    ("part", "sums", "expected"),
+    [
+        (slice(None), [36.0, 80.0], ["local-metric"]),
+        (slice(None), [18.0, 40.0], []),  # the counts of another line
+        (slice(0, 3), [36.0, 80.0], []),  # of the samples of a rank, such as its batches
+    ],
+)
+def test_counts_that_ranks_sum_of_an_evaluation_that_each_makes_are_found(part, sums, expected):
+    samples = [float(k) for k in range(6)]
+
+    def facts(right, combined, evaluated):
+        return lambda _: {"printed": f"right {right}\n", "combined": combined, "evaluated": evaluated}
+
+    usual = facts(18, [18.0, 40.0], samples)
+    reference, control = run(facts=usual), run(facts=usual, jitter=1e-15)
+    seen = run(2, facts=facts(36, sums, samples[part]))
+    found = causes(Comparison(reference, seen, control))
+    assert [finding.cause for finding in found] == expected
+    assert all("every rank evaluates" in finding.message for finding in found)
+
+
 def counted(accuracy, batches=2):
     return "".join(
         f"Test: [{batch}/9] accuracy {accuracy + batch / 100:.4f}\n" for batch in range(1, 1 + batches)
