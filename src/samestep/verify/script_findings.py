@@ -98,7 +98,7 @@ def folders_by_clock(run: RunRecord) -> list[Finding]:
     for of_ranks in of_form.values():
         first, *further = of_ranks.items()
         for rank, folders in further:
-            if folders & first[1] or all(str(rank) in _NUMBERS.findall(folder) for folder in folders):
+            if folders & first[1] or all(rank in map(int, _NUMBERS.findall(folder)) for folder in folders):
                 continue
             names = " and ".join(os.path.relpath(min(some)) for some in (first[1], folders))
             return [

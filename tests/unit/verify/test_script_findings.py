@@ -156,6 +156,7 @@ def test_parts_that_one_worker_does_not_reach_are_named():
         (["out/run-20261129-101500/a.pt", "out/run-20261129-101502/b.pt"], ["folders-by-clock"]),
         (["out/run-20261129-101500/a.pt", "out/run-20261129-101500/b.pt"], []),
         (["out/rank0/a.pt", "out/rank1/a.pt"], []),
+        (["out/mp_rank_00/a.pt", "out/mp_rank_01/a.pt"], []),
         (["logs/10/a.pt", "logs/1/a.pt"], []),
         (["a.pt", "a.pt"], ["several-writers"]),
         (["a-0.pt", "a-1.pt"], []),
