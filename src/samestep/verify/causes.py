@@ -575,7 +575,7 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     if id(worst) in progress:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
     elif comparison.run.runs_once or comparison.reference.origin != "one worker":
-        cause, why = "printed", comparison.fault_of_samestep
+        cause, why = "printed", _fault_of_print(comparison)
     elif worst.is_combined:
         cause, why = "local-metric", _COMBINED_SUM if worst.is_multiple else _COMBINED_MEAN
     elif worst.is_multiple and any(comparison.run.combined()) and evaluates_alone(comparison):
@@ -596,6 +596,12 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     )
 
 
+def _fault_of_print(comparison: Comparison) -> str:
+    """Return words for a print that only samestep, or the time, can change; empty if the script can."""
+    fault = comparison.fault_of_samestep
+    return f"{fault} If the time decides what is printed there, nothing is wrong." if fault else ""
+
+
 def _printed_text(comparison: Comparison) -> Finding | None:
     """Find lines of other words, or without a partner, though the training is the same.
 
@@ -609,7 +615,7 @@ def _printed_text(comparison: Comparison) -> Finding | None:
     return Finding(
         cause="printed-text",
         message=f"the training is the same, but rank 0 prints {here}, {comparison.where} {usual}."
-        + (f" {comparison.fault_of_samestep}" if is_serial else ""),
+        + (f" {_fault_of_print(comparison)}" if is_serial else ""),
         workers=comparison.size,
         kind="fault" if is_serial else "exception",
     )

@@ -249,12 +249,12 @@ def last_lines(text: str, printed: str) -> str:
     """Return a text without those of its first lines that `printed` has fewer of, up to their numbers."""
     left = Counter(_line(line).shape for line in printed.splitlines())
     kept = []
-    for line in reversed(text.splitlines()):
+    for line in reversed(text.splitlines(keepends=True)):
         shape = _line(line).shape
         if left[shape]:
             left[shape] -= 1
             kept.append(line)
-    return "".join(f"{line}\n" for line in reversed(kept))
+    return "".join(reversed(kept))
 
 
 def without_summary(text: str, end: int) -> str:
@@ -269,7 +269,17 @@ def _joined(lines: Sequence[_Line], numbers: Sequence[int]) -> str:
 
 
 def _lines(run: RunRecord) -> list[_Line]:
-    return list(_in_tables(_line(text) for text in run.facts.printed.splitlines()))
+    return list(_in_tables(map(_line, _shown(run.facts.printed))))
+
+
+def _shown(text: str) -> Iterator[str]:
+    """Yield the lines that a terminal shows at the end: a carriage return begins its line again.
+
+    How often a bar of progress is drawn depends on the time, and so does what one shows that is not finished.
+    """
+    *lines, last = text.split("\n")
+    for line in (*lines, "" if "\r" in last else last):
+        yield from line.rstrip("\r").rpartition("\r")[2].splitlines() or [""]
 
 
 def _in_tables(lines: Iterable[_Line]) -> Iterator[_Line]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
+from samestep.verify.printed_lines import deviating_numbers, deviating_text, last_lines, of_progress
 from samestep.verify.run_record import RunRecord
 from samestep.verify.trace import Facts, Step, Trace
 
@@ -156,6 +156,28 @@ def test_a_colored_number_is_a_number():
     assert text(usual, rounded) is None
     assert numbers(usual, rounded) == []
     assert numbers(usual, other) == [("loss 0.350000", "loss 0.250000")]
+
+
+def unfinished(text):
+    """A run that has printed this text when it is stopped."""
+    run = printed(text)
+    return replace(
+        run, traces=[replace(trace, facts=replace(trace.facts, printed=text)) for trace in run.traces]
+    )
+
+
+def test_a_bar_of_progress_counts_as_it_is_in_the_end():
+    usual, often = "\r1/9 |#  |\r9/9 |###| loss 0.50\nend", "\r1/9 |#  |\r5/9 |## |\r9/9 |###| loss 0.50\nend"
+    assert text(usual, often) is None
+    assert numbers(usual, often.replace("0.50", "0.70")) == [("9/9 |###| loss 0.70", "9/9 |###| loss 0.50")]
+    stopped = [unfinished(f"start\n\r1/9 |#  |{more}") for more in ("", "\r2/9 |## |")]
+    assert deviating_text(*stopped, stopped[0]) is None
+    assert text("1/9\r9/9\rend", "1/9\r5/9\r9/9\rend") is None
+
+
+def test_the_last_lines_of_a_text_keep_their_bars_of_progress():
+    bars = "\r1/9 |#  |\r9/9 |###| loss 0.50\n"
+    assert last_lines(f"start\n{bars}{bars}end", f"{bars}end") == f"{bars}end"
 
 
 def test_words_that_vary_on_one_worker_are_no_difference():
