@@ -203,6 +203,29 @@ def weights_in_another_form():
     return [*found, step(model, optimizer, x)]
 
 
+class TwoHeads(Net):
+    def forward(self, x):
+        return super().forward(x), self.first(x)
+
+
+def weights_frozen_between_call_and_backward():
+    """Torch gives a weight no gradient that was frozen since the call, and gives the others theirs."""
+    torch.manual_seed(3)
+    model, x = TwoHeads().double(), torch.randn(14, 6).double()
+    found = []
+    for frozen in (model.last, model.first, model):
+        model.requires_grad_(True).zero_grad()
+        first, second = model(x)
+        frozen.requires_grad_(False)
+        (first.square().sum() + second.sum()).backward()
+        found += [0.0 if weight.grad is None else weight.grad.norm().item() for weight in model.parameters()]
+    model.last.requires_grad_(True)
+    first, _ = model(x)
+    model.requires_grad_(True)
+    gradients = torch.autograd.grad(first.square().sum(), [model.last.weight], create_graph=True)
+    return [*found, gradients[0].norm().item()]
+
+
 class Bank(nn.Module):
     """Has a large memory beside its weights, to which it writes in each call."""
 
@@ -423,6 +446,7 @@ SCRIPTS = [
         numbers_that_only_a_later_call_draws,
         settings_of_layers,
         weights_in_another_form,
+        weights_frozen_between_call_and_backward,
         large_buffers_that_calls_write_to,
         precisions_by_their_new_names,
         gradients_of_an_attribute,
