@@ -190,6 +190,70 @@ def precisions_by_their_new_names():
         set_precisions(before)
 
 
+def weights_in_another_form():
+    """Catches mirrors that have the address of a weight only: the rows and columns there are others."""
+    torch.manual_seed(3)
+    model, x = nn.Linear(6, 6).double(), torch.randn(14, 6).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [step(model, optimizer, x)]
+    model.weight.data = model.weight.data.t()
+    found.append(step(model, optimizer, x))
+    optimizer.zero_grad()
+    model.weight.data, model.bias.data = model.weight.data[:4], model.bias.data[:4]
+    return [*found, step(model, optimizer, x)]
+
+
+class TwoHeads(Net):
+    def forward(self, x):
+        return super().forward(x), self.first(x)
+
+
+def weights_frozen_between_call_and_backward():
+    """Torch gives a weight no gradient that was frozen since the call, and gives the others theirs."""
+    torch.manual_seed(3)
+    model, x = TwoHeads().double(), torch.randn(14, 6).double()
+    found = []
+    for frozen in (model.last, model.first, model):
+        model.requires_grad_(True).zero_grad()
+        first, second = model(x)
+        frozen.requires_grad_(False)
+        (first.square().sum() + second.sum()).backward()
+        found += [0.0 if weight.grad is None else weight.grad.norm().item() for weight in model.parameters()]
+    model.last.requires_grad_(True)
+    first, _ = model(x)
+    model.requires_grad_(True)
+    gradients = torch.autograd.grad(first.square().sum(), [model.last.weight], create_graph=True)
+    return [*found, gradients[0].norm().item()]
+
+
+class Bank(nn.Module):
+    """Has a large memory beside its weights, to which it writes in each call."""
+
+    def __init__(self, *, is_split):
+        super().__init__()
+        self.inner, self.is_split = nn.Linear(6, 3), is_split
+        self.register_buffer("bank", torch.zeros(20_000))
+
+    def forward(self, x):
+        self.bank += 1
+        outputs = self.inner(x) * self.bank[-3:]
+        return outputs if self.is_split else outputs - outputs.mean(0)
+
+
+def large_buffers_that_calls_write_to():
+    """Catches ranks that read what others write, and weights on the pages that a helper has written to."""
+    found = []
+    for is_split in (True, False):
+        torch.manual_seed(3)
+        model, x = Bank(is_split=is_split).double(), torch.randn(14, 6).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(STEPS):
+            found += [step(model, optimizer, x), step(model.inner, optimizer, x), model.bank.sum().item()]
+            if number == 2:
+                model.bank.data.zero_()
+    return found
+
+
 class Switches(Net):
     """Computes by the switches and the default device, as a kernel that draws numbers of its own would."""
 
@@ -381,6 +445,9 @@ SCRIPTS = [
         statistics_after_a_call_that_prints,
         numbers_that_only_a_later_call_draws,
         settings_of_layers,
+        weights_in_another_form,
+        weights_frozen_between_call_and_backward,
+        large_buffers_that_calls_write_to,
         precisions_by_their_new_names,
         gradients_of_an_attribute,
         hooks_on_gradients,

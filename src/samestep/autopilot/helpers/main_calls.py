@@ -409,6 +409,8 @@ class MainCalls:
         surroundings: Surroundings,
         streams: RngState | None,
         reach: Reach | None = None,
+        *,
+        rewrites: bool | None = None,
     ) -> dict[str, Any]:
         """Return what the helpers must know of a call; send the module before, if they do not have it.
 
@@ -417,8 +419,8 @@ class MainCalls:
         """
         module = call.module
         known, state = self._mirrored.get(module), MirrorState.now(module, reach)
-        if known is None or not known.is_as(state):
-            known, mirror = self._mirrors.mirrored(module, state, known)
+        if known is None or not known.serves(state, rewrites=rewrites):
+            known, mirror = self._mirrors.mirrored(module, state, known, rewrites=rewrites)
             finalize(module, self._ended.append, known.number)
             ended, self._ended[:] = [*self._ended], []
             self._ask(NewMirror(mirror=mirror, ended=ended))
@@ -442,17 +444,16 @@ class MainCalls:
         if number not in self._plans_sent:
             self._ask(NewPlan(number=number, plan=plan))
             self._plans_sent.add(number)
-        call, carried = attempt.call, attempt.carried
+        call, carried, modes, reach = attempt.call, attempt.carried, attempt.surroundings, attempt.reach
         streams = None if plan.draws is None else attempt.streams
-        message = self._message(call, number, attempt.surroundings, streams, attempt.reach)
-        self._calls += 1
-        released = self._take_released()
+        message = self._message(call, number, modes, streams, reach, rewrites=plan.rewrites)
+        self._calls, released = self._calls + 1, self._take_released()
         tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
         form = form_of(message["arguments"], tensors)
         if form is not None:
             key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
-            key = (*key, attempt.surroundings, carried, tuple(call.arguments.first_places.items()))
+            key = (*key, modes, carried, tuple(call.arguments.first_places.items()))
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, *streams.key_of_numpy())

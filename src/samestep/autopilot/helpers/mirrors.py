@@ -16,6 +16,7 @@ import sys
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
@@ -231,7 +232,11 @@ def replaced_functions(module: nn.Module) -> str:
 
 
 _LARGE = 1 << 16
-"""Bytes from which a tensor without gradients is shared, unless calls write to it: a guess."""
+"""Bytes from which a tensor without gradients is shared, unless calls write to it: a guess.
+
+It is not shared before a check has shown that they do not. Ranks that write at once would read what others
+have written; and what a helper writes to is its own copy of a page, in which it no longer sees the weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +332,16 @@ class MirroredModule:
     tensors: list[Tensor]
     is_shared: list[bool]
     versions: list[Any] = field(default_factory=list)
-    """The memory and version of each tensor that is shared, after the last call."""
+    """The place in memory and the version of each tensor that is shared, after the last call."""
     unshared: Groups = field(init=False)
     """The tensors that are not shared."""
     values: dict[Kind, Tensor] = field(default_factory=dict)
     """Their bytes after the last call."""
     is_written: set[int] = field(default_factory=set)
     """The shared tensors that a call has written to."""
+    large: frozenset[int] = frozenset()
+    """The ids of the large tensors that are shared in a mirror for calls that do not write to them."""
+    shares_large: bool = False
     objects: list[Any] = field(default_factory=list)
     """References to the submodules, tensors and objects that the module reaches; weak ones where that is
     possible, since an object may refer to the module."""
@@ -368,12 +376,16 @@ class MirroredModule:
         ]
         self.values = self.unshared.flat()
 
+    def serves(self, state: MirrorState, *, rewrites: bool | None) -> bool:
+        """Return whether a call can use it, with the module in this state; `rewrites` as in `mirrored`."""
+        return (not self.large or self.shares_large == (rewrites is False)) and self.is_as(state)
+
     def is_as(self, state: MirrorState) -> bool:
         """Return whether the module, in this state, differs from its mirror at most in values of tensors."""
         if self.is_written or not self.unshared.have_their_forms():
             return False
         for tensor, version in zip(self.tensors, self.versions, strict=True):
-            if version is not None and version[0] != tensor.data_ptr():
+            if version is not None and version[0] != _place(tensor):
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
@@ -441,8 +453,13 @@ def _refers(known: Any, value: Any) -> bool:
     return known is value or (isinstance(known, weakref.ref) and known() is value)
 
 
-def _version(tensor: Tensor) -> tuple[int, int | None]:
-    return tensor.data_ptr(), version_of(tensor)
+def _version(tensor: Tensor) -> tuple[Any, int | None]:
+    return _place(tensor), version_of(tensor)
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is in memory, and how: ``p.data = p.data.t()`` leaves the address as it is."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 class Mirrors:
@@ -453,28 +470,39 @@ class Mirrors:
         """The weights in memory that helpers see; None if they see none."""
         self._count = 0
         self._unshared: set[int] = set()
-        """The large tensors that calls write to."""
+        """The tensors that calls write to."""
 
     def mirrored(
-        self, module: nn.Module, state: MirrorState, before: MirroredModule | None = None
+        self,
+        module: nn.Module,
+        state: MirrorState,
+        before: MirroredModule | None = None,
+        *,
+        rewrites: bool | None = None,
     ) -> tuple[MirroredModule, MirrorMessage]:
-        """Return a new mirror of a module, and the message with it; `before` is its earlier one.
+        """Return a new mirror of a module, and the message with it.
+
+        Args:
+            module: the module.
+            state: its present state.
+            before: its earlier mirror.
+            rewrites: whether the calls write to large tensors; None if that is unknown, as in a check.
 
         Raises:
             MirrorError: it cannot be sent.
         """
         tensors: list[Tensor] = []
-        places: dict[int, int] = {}
+        numbers: dict[int, int] = {}
 
         def refer(tensor: Tensor) -> int:
             if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
                 raise MirrorError(f"it holds a tensor of the kind {type(tensor).__name__} ({tensor.layout})")
-            if id(tensor) not in places:
+            if id(tensor) not in numbers:
                 if tensor.requires_grad and not tensor.is_leaf and id(tensor) not in carried:
                     raise MirrorError("it holds a tensor that is computed from weights outside of the call")
-                places[id(tensor)] = len(tensors)
+                numbers[id(tensor)] = len(tensors)
                 tensors.append(tensor)
-            return places[id(tensor)]
+            return numbers[id(tensor)]
 
         if replaced := replaced_functions(module):
             raise MirrorError(f"it calls {replaced}, which the script has replaced")
@@ -492,34 +520,54 @@ class Mirrors:
             raise MirrorError(f"it cannot be sent to helpers ({type(error).__name__}: {why})") from None
         if before is not None:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}
-        if self._weights is not None:
-            self._weights.share(tensor for tensor in tensors if self._is_to_be_shared(tensor))
-        self._count += 1
-        is_shared = [self._place_of(tensor) is not None for tensor in tensors]
-        flags = [tensor.requires_grad for tensor in tensors]
-        known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
+        known, described = self._shared(tensors, rewrites=rewrites)
         known.record(state)
-        described = [self._described(tensor) for tensor in tensors]
         replaces = None if before is None else before.number
         files = files_of_script()
-        return known, MirrorMessage(self._count, content, described, env.snapshot(), files, replaces)
+        return known, MirrorMessage(known.number, content, described, env.snapshot(), files, replaces)
 
-    def _is_to_be_shared(self, tensor: Tensor) -> bool:
-        is_weight = isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
-        return is_weight or (tensor.nbytes >= _LARGE and id(tensor) not in self._unshared)
+    def _shared(
+        self, tensors: list[Tensor], *, rewrites: bool | None
+    ) -> tuple[MirroredModule, list[TensorState]]:
+        """Share the tensors of a new mirror, as far as it can be done, and describe all of them."""
+        if rewrites:
+            self._unshared |= _large(tensors)
+        large = frozenset() if self._weights is None else _large(tensors) - self._unshared
+        apart = self._unshared if rewrites is False else self._unshared | large
+        if self._weights is not None:
+            self._weights.share(
+                tensor for tensor in tensors if _is_weight(tensor) or id(tensor) in large - apart
+            )
+        self._count += 1
+        places = [self._place_of(tensor, apart) for tensor in tensors]
+        is_shared = [place is not None for place in places]
+        flags = [tensor.requires_grad for tensor in tensors]
+        known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
+        known.large, known.shares_large = large, rewrites is False
+        return known, [_described(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
 
-    def _place_of(self, tensor: Tensor) -> SharedTensor | None:
-        """Return the place of a tensor in memory that helpers see; None if it is not there."""
-        if self._weights is None or id(tensor) in self._unshared:
+    def _place_of(self, tensor: Tensor, apart: AbstractSet[int]) -> SharedTensor | None:
+        """Return the place of a tensor in memory that helpers see; None if it is not there, or is `apart`."""
+        if self._weights is None or id(tensor) in apart:
             return None
         place = self._weights.place_of(tensor)
         return None if place is None else SharedTensor(self._weights.file_of(tensor), place)
 
-    def _described(self, tensor: Tensor) -> TensorState:
-        place = self._place_of(tensor)
-        value = tensor.detach() if place is None else place
-        requires_grad = tensor.requires_grad and tensor.is_leaf
-        return TensorState(value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor))
+
+def _is_weight(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
+
+
+def _large(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """Return the ids of the tensors of the host that are no weights, and are worth to be shared."""
+    of_host = (tensor for tensor in tensors if tensor.device.type == "cpu" and not _is_weight(tensor))
+    return frozenset(id(tensor) for tensor in of_host if tensor.nbytes >= _LARGE)
+
+
+def _described(tensor: Tensor, place: SharedTensor | None) -> TensorState:
+    value = tensor.detach() if place is None else place
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    return TensorState(value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor))
 
 
 @dataclass(eq=False, slots=True)

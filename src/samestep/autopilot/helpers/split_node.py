@@ -187,6 +187,19 @@ def _without_hooks(sources: Sequence[Tensor]) -> Iterator[None]:
             source.grad = gradient
 
 
+@contextmanager
+def _with_flags(flags: Sequence[tuple[Tensor, bool]]) -> Iterator[None]:
+    """Let tensors require gradients in the block as at a call: the script may freeze some after it."""
+    changed = [(tensor, flag) for tensor, flag in flags if tensor.requires_grad != flag]
+    try:
+        for tensor, flag in changed:
+            tensor.requires_grad_(flag)
+        yield
+    finally:
+        for tensor, flag in changed:
+            tensor.requires_grad_(not flag)
+
+
 class NodeCall:
     """A split call in the script's graph."""
 
@@ -198,6 +211,9 @@ class NodeCall:
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
         self.sources: Sequence[Tensor] = result.sources
+        assert attempt.mirror is not None
+        operands = [*attempt.mirror.tensors, *(tensor for _, tensor in leaves(attempt.call.arguments.both))]
+        self._flags = [(tensor, tensor.requires_grad) for tensor in operands if tensor.is_leaf]
         self._versions = [version_of(source) for source in result.sources]
         self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs
@@ -243,7 +259,7 @@ class NodeCall:
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
             )
-        with torch.enable_grad():
+        with torch.enable_grad(), _with_flags(self._flags):
             outputs = self._computed_again()
         places = [place for place in range(len(gradients)) if place not in self._constants]
         for place, hook in self._hooks.values():
@@ -251,6 +267,8 @@ class NodeCall:
         needed = [gradients[place] for place in places]
         pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
         wanted = [source for source in sources if source.requires_grad]
+        if not wanted:
+            return [None] * len(sources)
         with _without_hooks(wanted):
             of_wanted = iter(
                 torch.autograd.grad(
@@ -293,5 +311,5 @@ class NodeCall:
 
     def release(self) -> None:
         """Release the graph on all ranks."""
-        self._attempt, self.outputs, self.leaves, self.sources = None, [], [], []
+        self._attempt, self.outputs, self.leaves, self.sources, self._flags = None, [], [], [], []
         self._calls.release(self._number)
