@@ -208,6 +208,30 @@ def test_bf16_activations_with_single_precision_weights():
         assert_state(found, expected, tolerance=0.02)
 
 
+def gradient_of_inputs(norm, inputs, gradient):
+    inputs = inputs.clone().requires_grad_()
+    norm(inputs).backward(gradient)
+    return inputs.grad
+
+
+def test_gradients_in_float16_may_have_terms_beyond_its_range():
+    """A constant channel has the deviation 0.003: the terms are 950,000 each, their sum at most 28,000."""
+    inputs = torch.zeros(8, 1, dtype=torch.float16)
+    gradient = torch.full((8, 1), 3000.0, dtype=torch.float16)
+    gradient[3] = 3100.0
+    expected = gradient_of_inputs(nn.BatchNorm1d(1), inputs, gradient)
+
+    def on_rank(world):
+        norm = nn.BatchNorm1d(1)
+        part, of_part = (share_of(world, tensor, [4, 4])[0] for tensor in (inputs, gradient))
+        with replicate(norm, world, batch_norm="global"):
+            return gradient_of_inputs(norm, part, of_part)
+
+    found = torch.cat(run_ranks(on_rank, 2))
+    assert expected.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)
+
+
 def test_forward_without_gradients_and_in_evaluation():
     def run(model, inputs):
         with torch.no_grad():

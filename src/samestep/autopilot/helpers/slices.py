@@ -286,12 +286,17 @@ class RankSlices:
         self, graph: CallGraph, of_outputs: Sequence[Tensor | None], *, retain: bool
     ) -> list[Tensor | None]:
         """Return the gradients of the graph's sources, given those of its outputs; equal on all ranks."""
-        pairs = [(out, grad) for out, grad in zip(graph.outputs, of_outputs, strict=True) if grad is not None]
+        # Of an N-th: a slice has N times its part, which would exceed float16 before the whole does, so that
+        # a gradient scaler would skip other steps.
+        size = self.world.place.size
+        both = zip(graph.outputs, of_outputs, strict=True)
+        pairs = [(out, grad / size) for out, grad in both if grad is not None]
         weights = graph.sources[: graph.num_weights]
         with unaveraged([out for out, _ in pairs]), _without_hooks(weights):
             gradients = _gradients(pairs, graph.sources, retain=retain)
         of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse)
-        return [*of_weights, *gradients[len(weights) :]]
+        of_nth = [*of_weights, *gradients[len(weights) :]]
+        return [None if gradient is None else gradient * size for gradient in of_nth]
 
 
 class ExitsError(Exception):

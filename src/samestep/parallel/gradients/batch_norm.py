@@ -286,8 +286,11 @@ def _fused(
     ctx.world.all_reduce(sums)
     scale = invstd if weight is None else invstd * weight
     by_g, by_g_xhat = (-sums / count).chunk(2)
-    d_batch = _normalize(batch, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
-    return d_batch.addcmul_(grad, _per_channel(scale, grad).to(grad.dtype)), d_weight, d_bias
+    # As torch does, in single precision: the terms may exceed float16 where their sum does not.
+    wide, wide_grad = batch.to(_precision(batch)), grad.to(_precision(grad))
+    d_batch = _normalize(wide, (mean, var), by_g_xhat * scale, by_g * scale, ctx.eps)
+    d_batch = d_batch.addcmul_(wide_grad, _per_channel(scale, wide_grad).to(wide_grad.dtype))
+    return d_batch.to(batch.dtype), d_weight, d_bias
 
 
 def _own_sums(
