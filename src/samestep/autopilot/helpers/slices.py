@@ -294,9 +294,9 @@ class RankSlices:
         weights = graph.sources[: graph.num_weights]
         with unaveraged([out for out, _ in pairs]), _without_hooks(weights):
             gradients = _gradients(pairs, graph.sources, retain=retain)
-        of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse)
-        of_nth = [*of_weights, *gradients[len(weights) :]]
-        return [None if gradient is None else gradient * size for gradient in of_nth]
+        of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse, factor=size)
+        of_inputs = gradients[len(weights) :]
+        return [*of_weights, *(None if gradient is None else gradient * size for gradient in of_inputs)]
 
 
 class ExitsError(Exception):

@@ -139,18 +139,24 @@ def sparse_places(module: nn.Module, weights: Sequence[Tensor]) -> frozenset[int
 
 
 def averages(
-    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], sparse: frozenset[int]
+    world: World,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    sparse: frozenset[int],
+    *,
+    factor: int = 1,
 ) -> list[Tensor | None]:
-    """Return the averages of gradients over the ranks; all ranks call this.
+    """Return the averages of gradients over the ranks, times a factor; all ranks call this.
 
     Args:
         world: the ranks.
         weights: the weights.
         gradients: the gradient of each weight on this rank, of the weight's shape; None for zero.
         sparse: the places of weights that may get sparse gradients.
+        factor: what the averages are multiplied by.
 
     Returns:
-        the average for each weight; None where no rank has a gradient.
+        the average for each weight, times the factor; None where no rank has a gradient.
     """
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, weight in enumerate(weights):
@@ -159,19 +165,19 @@ def averages(
     result: list[Tensor | None] = [None] * len(weights)
     for places in by_kind.values():
         of_kind = _in_one_message(
-            world, [weights[place] for place in places], [gradients[place] for place in places]
+            world, [weights[place] for place in places], [gradients[place] for place in places], factor
         )
         for place, average in zip(places, of_kind, strict=True):
             result[place] = average
     for place in sorted(sparse):
-        result[place] = _of_rows(world, weights[place], gradients[place])
+        result[place] = _of_rows(world, weights[place], gradients[place], factor)
     return result
 
 
 def _in_one_message(
-    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: int
 ) -> list[Tensor | None]:
-    """Return the averages of dense gradients of one device and dtype."""
+    """Return the averages of dense gradients of one device and dtype, times a factor."""
     parts = [
         (torch.zeros_like(weight) if gradient is None else gradient).reshape(-1)
         for weight, gradient in zip(weights, gradients, strict=True)
@@ -187,13 +193,13 @@ def _in_one_message(
     shares = is_own if all(is_own) else is_there.tolist()
     # With memory and a version of its own: it may be changed, kept or saved without the others.
     return [
-        part.view(weight.shape).clone() if share else None
+        part.view(weight.shape).mul(factor) if share else None
         for weight, part, share in zip(weights, of_weights, shares, strict=True)
     ]
 
 
-def _of_rows(world: World, weight: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return the average of gradients of which each rank has the rows that its samples use.
+def _of_rows(world: World, weight: Tensor, gradient: Tensor | None, factor: int) -> Tensor | None:
+    """Return the average, times a factor, of gradients of which each rank has the rows its samples use.
 
     It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
     """
@@ -203,7 +209,7 @@ def _of_rows(world: World, weight: Tensor, gradient: Tensor | None) -> Tensor | 
     size = world.place.size
     if not all(rows.is_sparse for rows in gradients):
         dense = [rows.to_dense() if rows.is_sparse else rows for rows in gradients]
-        return torch.stack(dense).sum(0) / size
+        return torch.stack(dense).sum(0) * factor / size
     indices = torch.cat([rows._indices() for rows in gradients], dim=1)  # noqa: SLF001 - uncoalesced
-    values = torch.cat([rows._values() for rows in gradients]) / size  # noqa: SLF001
+    values = torch.cat([rows._values() for rows in gradients]) * factor / size  # noqa: SLF001
     return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
