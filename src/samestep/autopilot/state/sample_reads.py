@@ -230,10 +230,8 @@ def _watched(name: str, kind: type) -> Any:
 
     def watched(self: Any, *values: Any) -> Any:
         result = operation(self, *values)
-        if result is NotImplemented and values and isinstance(values[0], float):
-            result = getattr(float, name, operation)(
-                float(self), values[0]
-            )  # an integer leaves it to a float
+        if result is NotImplemented and isinstance(values[0], float) and hasattr(float, name):
+            result = getattr(float, name)(float(self), values[0])  # an integer leaves it to the float
         watch = self.watch.with_stems_of(values)
         if isinstance(result, bool) or name == "__int__":  # `int` makes a plain one
             watch.note(result, values)
