@@ -1,8 +1,11 @@
 """Behavior that the first batches do not show is found by the equivalence check, or in the call itself."""
 
+from functools import partial
+
 import pytest
 
 from support import branching_models as models
+from support import reading_models
 from support.script_runner import ALL_SPLIT
 from support.split_check_models import parts_on_workers
 
@@ -33,3 +36,27 @@ def test_a_parametrized_part_of_an_unsplit_model_is_split(processes):
 def test_cached_parametrized_weights_are_updated_as_in_the_serial_script(compared):
     split, *_ = compared(models.with_cache)
     assert split == 9
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ("largest", "itself", "above"),
+        ("nested list", "at least", "rest"),
+        *(pytest.param(reading_models.kinds(seed), marks=pytest.mark.long) for seed in range(20)),
+    ],
+    ids=str,
+)
+def test_a_branch_on_a_number_that_only_later_batches_have_keeps_calls_whole(compared, kind):
+    split, unsplit, lines = compared(reading_models.trained, reading_models.Reading, *kind)
+    assert (split, unsplit) == (0, 5), lines
+
+
+def test_a_loop_to_a_number_of_the_samples_is_split(compared):
+    split, unsplit, lines = compared(partial(reading_models.trained, rare=8), reading_models.Loops)
+    assert (split, unsplit) == (5, 0), lines
+
+
+def test_a_call_that_asks_whether_its_input_is_a_parameter_has_the_result_of_one_worker(compared):
+    split, unsplit, lines = compared(reading_models.of_parameter)
+    assert (split, unsplit) == (0, 3), lines

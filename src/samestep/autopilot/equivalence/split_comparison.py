@@ -203,7 +203,8 @@ class SplitComparison:
     ) -> SplitResult | str:
         # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self.module)
-        outputs, reads, beside = None, SampleReads(), list[tuple[Tensor, Tensor]]()
+        outputs, beside = None, list[tuple[Tensor, Tensor]]()
+        reads = SampleReads(watches=precise is not None)  # the script may get these results
         checked = CheckedPositions() if is_watched else nullcontext()
         # An output may be a sum or a mean over samples if no dimension holds them.
         shapes = [tensor.shape for tensor in whole.outputs.values()]
@@ -237,7 +238,7 @@ class SplitComparison:
             return SHARES
         if mode is not None and not self.agreed(not unknown):
             return _with_draws(UNPLANNED_DRAWS, unknown)
-        if whole.reads:  # equal on all ranks
+        if whole.reads.values:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = compared
         return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views))

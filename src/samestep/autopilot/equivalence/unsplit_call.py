@@ -127,9 +127,10 @@ class ModuleRun:
         used = arguments if grad else copied
         kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
         parameters, versions = _sums(self.module), self.before.versions()
-        reads, runs_eagerly = SampleReads(), records or trace is not None or not is_compiled(self.module)
+        runs_eagerly = records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
+        reads = SampleReads(watches=precise is not None)
         reads.follow(used.samples(self.dims))
         if trace is not None:
             trace.follow(used.tensors())

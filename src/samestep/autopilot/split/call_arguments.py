@@ -178,8 +178,8 @@ class CallArguments:
         return CallArguments(*mapped(self.both, lambda path, _: by_path[first_places.get(path, path)]))
 
     def copied(self) -> "CallArguments":
-        """Return the arguments with copies of all tensors."""
-        return self.changed(lambda _, tensor: tensor.detach().clone())
+        """Return the arguments with copies of all tensors, which are parameters if these are."""
+        return self.changed(lambda _, tensor: _copied(tensor))
 
     def same(self, second: "CallArguments") -> bool:
         """Return whether the tensors of both hold the same numbers."""
@@ -220,6 +220,13 @@ class CallArguments:
 
         places = range(split.start, split.start + split.local)
         return CallArguments(*selected(self.both, dims, places)).changed(sliced, dims)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        copy._is_param = True  # noqa: SLF001 - what `isinstance` asks for
+    return copy
 
 
 def _is_dense(tensor: Tensor) -> bool:

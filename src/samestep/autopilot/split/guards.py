@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
+from math import copysign
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -70,9 +71,9 @@ def plain_arguments(arguments: CallArguments) -> tuple[Any, ...]:
     for name, argument in named:
         for (_, key), value in walked(str(name), argument):
             if isinstance(value, PLAIN):
-                values.append((key, value))
+                values.append((key, _with_sign(value)))
             elif isinstance(value, np.generic):
-                values.append((key, value.item()))
+                values.append((key, _with_sign(value.item())))
             elif isinstance(value, (FunctionType, MethodType, Enum)):
                 values.append((key, _identity(value)))
             elif isinstance(value, Tensor) and value.dim() == 0 and _is_flag(value):
@@ -174,7 +175,7 @@ def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[K
     of_tensors: dict[Key, Any] = {}
     for key, value in values:
         if isinstance(value, PLAIN):
-            plain[key] = value
+            plain[key] = _with_sign(value)
         elif isinstance(value, (FunctionType, MethodType, Enum)):
             plain[key] = _identity(value)
         elif isinstance(value, Tensor):
@@ -217,6 +218,11 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
     plain[0, "layers of all"] = kinds
     plain[0, "requires_grad of all"] = trainable
     plain[0, "channels last of all"] = moved  # an output has the layout of the weights
+
+
+def _with_sign(value: Any) -> Any:
+    """Return a flag, number or text; a text for -0.0, which equals 0.0 and has another sign."""
+    return str(value) if type(value) is float and value == 0 and copysign(1, value) < 0 else value
 
 
 def _identity(value: Any) -> int:

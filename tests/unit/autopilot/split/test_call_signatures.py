@@ -208,3 +208,13 @@ def test_a_call_counter_is_compared_when_it_reaches_a_constant():
 
     assert 40 in found
     assert not set(range(5, 39)) & set(found)
+
+
+def test_zeros_of_another_sign_have_another_signature():
+    signatures, module = CallSignatures(torch.device("cpu")), Counting()
+    found = []
+    for module.phase, number in (0.0, 0.0), (-0.0, 0.0), (0.0, -0.0), (0.0, 0.0):
+        call = CallArguments((torch.ones(4, 3), number), {})
+        found.append(signatures.signature(module, call, plain_attributes(module), ()))
+    assert len(set(found[:3])) == 3
+    assert found[3] == found[0]

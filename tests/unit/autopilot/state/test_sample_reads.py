@@ -27,7 +27,7 @@ def found(branches, x):
     with SampleReads() as reads:
         reads.follow([x])
         result = branches(x)
-    return result, [value for values in reads.found.values() for value in values]
+    return result, [value for values in reads.found.values.values() for value in values]
 
 
 @pytest.mark.parametrize("name", BRANCHES)
