@@ -150,7 +150,7 @@ class StepCosts:
         if len(times.unsplit_s) < _LEAST:
             return split + checks
         unsplit = _median_text(times.unsplit_s)
-        if times.is_noted:
+        if times.is_noted and times.is_faster_unsplit:
             return (
                 f"{split} with split calls, {unsplit} with unsplit ones, which were used at the end{checks}"
             )

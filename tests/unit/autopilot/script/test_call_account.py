@@ -185,8 +185,10 @@ def test_few_steps_do_not_decide():
 def test_new_steps_change_the_decision():
     training = Training().steps(4, 0.01, split=SPLIT).steps(4, 0.001, split=UNSPLIT)
     assert training.is_faster_unsplit()
+    assert "at the end" in training.costs.line()
     training.steps(3, 0.0005, split=SPLIT)
     assert not training.is_faster_unsplit()
+    assert "at the end" not in training.costs.line()
 
 
 def test_one_split_step_is_no_comparison():
