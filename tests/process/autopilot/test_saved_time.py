@@ -34,9 +34,7 @@ def with_short_unsplit_steps():
     first, second = nn.Linear(3, 3), Compares()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.01)
     with pytest.MonkeyPatch.context() as patch:
-        shorter = property(lambda _: bool(are_shorter), lambda *_: None)
-        patch.setattr(StepCosts, "is_faster_unsplit", shorter)
-        patch.setattr(StepCosts, "note_unsplit_steps", lambda _: None)
+        patch.setattr(StepCosts, "is_faster_unsplit", lambda *_: bool(are_shorter))
         patch.setattr(CheckTime, "may_begin", True)
         patch.setattr(CheckTime, "is_over", False)
         for number in range(10):

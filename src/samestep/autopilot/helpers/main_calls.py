@@ -148,7 +148,7 @@ class MainCalls:
         self._account.note_unsplit(place, why)
         self._helpers.note_unsplit(at_once=why in (CHECKED, *SAVE_TIME))
         if torch.is_grad_enabled():
-            self._account.steps.note_call(is_split=False)
+            self._account.steps.note_call(place, is_split=False)
         if not in_parts:
             return call.unsplit()
         before, modules = self._account.split.total(), (*called_in_parts.get(), call.module)
@@ -541,10 +541,11 @@ class MainCalls:
                 calls.stay_unsplit(result, in_parts=may_call_parts(module))
                 self._mirrored.pop(module, None)
             return self._unsplit(call, result, in_parts=calls.splits_parts)
-        self._account.split[self._account.place_of(module)] += 1
+        place = self._account.place_of(module)
+        self._account.split[place] += 1
         calls.splits += 1
         if kind.grad:
-            self._account.steps.note_call(is_split=True)
+            self._account.steps.note_call(place, is_split=True)
         outputs = self._outputs(attempt, calls, result)
         self._record(module, plan)
         self._short_calls.end(kind, module)

@@ -38,14 +38,39 @@ _LONG_CHECKS_S = 1.0
 
 
 @dataclass(slots=True)
-class _Mark:
-    """The time of an optimizer's last step, and the number of calls and checks before it."""
+class _Step:
+    """A step of an optimizer that goes on: its begin, and the calls since."""
 
     optimizer: ref[Optimizer]
     began: float
-    split: int
-    unsplit: int
     checks: int
+    """The number of checks before it."""
+    places: set[str] = field(default_factory=set)
+    """The modules that were called, and the lines."""
+    has_split: bool = False
+
+
+@dataclass(slots=True)
+class _StepTimes:
+    """The seconds of steps with the same calls; steps of another training would be no comparison."""
+
+    split_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    unsplit_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    total_s: float = 0.0
+    is_noted: bool = False
+    """Whether it was reported that their calls are unsplit because the steps are shorter so."""
+
+    def add(self, seconds: float, *, is_split: bool) -> None:
+        """Add a step."""
+        (self.split_s if is_split else self.unsplit_s).append(seconds)
+        self.total_s += seconds
+
+    @property
+    def is_faster_unsplit(self) -> bool:
+        """Whether a step with unsplit calls is clearly shorter, as far as known."""
+        if min(len(self.split_s), len(self.unsplit_s)) < _LEAST:
+            return False
+        return median(self.unsplit_s) < _CLEARLY * median(self.split_s)
 
 
 @dataclass(slots=True)
@@ -54,26 +79,22 @@ class StepCosts:
 
     size: int = 1
     clock: Callable[[], float] = time.perf_counter
-    is_faster_unsplit: bool = False
-    """Whether a step with unsplit calls is clearly shorter."""
     checks_s: float = 0.0
     """The seconds of all checks."""
-    _is_noted: bool = False
     _process: int = field(default_factory=getpid)
-    _split: int = 0
-    _unsplit: int = 0
     _checks: int = 0
-    _marks: dict[int, _Mark] = field(default_factory=dict)
-    """The last step of each optimizer, by its id, since an optimizer may define its own hash."""
-    _split_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _unsplit_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _steps: dict[int, _Step] = field(default_factory=dict)
+    """The present step of each optimizer, by its id, since an optimizer may define its own hash."""
+    _times: dict[frozenset[str], _StepTimes] = field(default_factory=dict)
+    """The times of steps, by their calls."""
+    _faster_unsplit: dict[str, _StepTimes] = field(default_factory=dict)
+    """The times of those that are clearly shorter with unsplit calls, by each of their calls."""
 
-    def note_call(self, *, is_split: bool) -> None:
-        """Count a call that needs gradients."""
-        if is_split:
-            self._split += 1
-        else:
-            self._unsplit += 1
+    def note_call(self, place: str, *, is_split: bool) -> None:
+        """Note a call that needs gradients."""
+        for step in self._steps.values():
+            step.places.add(place)
+            step.has_split = step.has_split or is_split
 
     def note_check(self, seconds: float) -> None:
         """Count a check, or a part of it; the time of its step does not count."""
@@ -84,46 +105,61 @@ class StepCosts:
         """Take the time of a step, at its end."""
         if getpid() != self._process:
             return
-        now, last = self.clock(), self._marks.get(id(optimizer))
-        self._marks[id(optimizer)] = _Mark(ref(optimizer), now, self._split, self._unsplit, self._checks)
-        if last is None or last.optimizer() is not optimizer or last.checks != self._checks:
+        now, step = self.clock(), self._steps.get(id(optimizer))
+        if step is None:
+            self._steps = {key: begun for key, begun in self._steps.items() if begun.optimizer() is not None}
+        self._steps[id(optimizer)] = _Step(ref(optimizer), now, self._checks)
+        if step is None or step.optimizer() is not optimizer or step.checks != self._checks:
             return
-        if self._split > last.split:
-            self._split_s.append(now - last.began)
-        elif self._unsplit > last.unsplit:
-            self._unsplit_s.append(now - last.began)
-        if min(len(self._split_s), len(self._unsplit_s)) >= _LEAST:
-            self.is_faster_unsplit = median(self._unsplit_s) < _CLEARLY * median(self._split_s)
+        if step.places:
+            times = self._times.setdefault(frozenset(step.places), _StepTimes())
+            times.add(now - step.began, is_split=step.has_split)
+            for place in step.places:
+                if times.is_faster_unsplit:
+                    self._faster_unsplit[place] = times
+                else:
+                    self._faster_unsplit.pop(place, None)
 
-    def note_unsplit_steps(self) -> None:
-        """Report, once, that calls are unsplit from now on because their steps are shorter."""
-        if not self._is_noted:
-            self._is_noted = True
-            split_s, unsplit_s = median(self._split_s), median(self._unsplit_s)
+    def is_faster_unsplit(self, place_of: Callable[[], str]) -> bool:
+        """Return whether steps with a call are clearly shorter unsplit; report once that they are used."""
+        # First what costs nothing: the place of a call is found in its stack.
+        times = self._faster_unsplit.get(place_of()) if self._faster_unsplit else None
+        if times is None:
+            return False
+        if not times.is_noted:
+            times.is_noted = True
             write_stderr(
-                f"samestep: note: a step takes {seconds_text(split_s)} with split calls and "
-                f"{seconds_text(unsplit_s)} with unsplit ones, which are therefore used\n"
+                f"samestep: note: a step takes {_median_text(times.split_s)} with split calls and "
+                f"{_median_text(times.unsplit_s)} with unsplit ones, which are therefore used\n"
             )
+        return True
 
     def line(self) -> str | None:
-        """Return what a step takes on the workers and on one process; None if no step was measured."""
+        """Return what a step takes on the workers and on one process; None if no step was measured.
+
+        Of several trainings, it is a step of the longest.
+        """
+        times = max(self._times.values(), key=lambda times: times.total_s, default=None)
+        if times is None:
+            return None
         workers = counted(self.size, "worker")
         checks = f"; checks took {seconds_text(self.checks_s)}" if self.checks_s >= _LONG_CHECKS_S else ""
-        if not self._split_s:
-            if not self._unsplit_s:
-                return None
-            unsplit_s = seconds_text(median(self._unsplit_s))
-            return f"{workers}: {unsplit_s} a step, computed by one of them{checks}"
-        split = f"{workers}: {seconds_text(median(self._split_s))} a step"
-        if len(self._unsplit_s) < _LEAST:
+        if len(times.split_s) < min(_LEAST, len(times.unsplit_s)):
+            return f"{workers}: {_median_text(times.unsplit_s)} a step, computed by one of them{checks}"
+        split = f"{workers}: {_median_text(times.split_s)} a step"
+        if len(times.unsplit_s) < _LEAST:
             return split + checks
-        if self._is_noted:
-            unsplit_s = seconds_text(median(self._unsplit_s))
+        unsplit = _median_text(times.unsplit_s)
+        if times.is_noted and times.is_faster_unsplit:
             return (
-                f"{split} with split calls, {unsplit_s} with unsplit ones, which were used at the end{checks}"
+                f"{split} with split calls, {unsplit} with unsplit ones, which were used at the end{checks}"
             )
-        advice = ": run it with -n 1, or with larger batches" if self.is_faster_unsplit else ""
-        return f"{split}; one process: about {seconds_text(median(self._unsplit_s))}{advice}{checks}"
+        advice = ": run it with -n 1, or with larger batches" if times.is_faster_unsplit else ""
+        return f"{split}; one process: about {unsplit}{advice}{checks}"
+
+
+def _median_text(seconds: Iterable[float]) -> str:
+    return seconds_text(median(seconds))
 
 
 _INTERNAL = (f"{PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", "<")

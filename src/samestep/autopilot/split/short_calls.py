@@ -101,10 +101,8 @@ class ShortCalls:
             kind.began = self._now()
         elif self._is_enabled:
             # A device computes while the script goes on, so the times of a few steps are no measurement.
-            takes_longer = grad and self._device.type == "cpu" and self._account.steps.is_faster_unsplit
-            if takes_longer:
-                self._account.steps.note_unsplit_steps()
-            kind.is_unsplit = kind.is_short or takes_longer
+            is_measured = grad and self._device.type == "cpu"
+            kind.is_unsplit = kind.is_short or (is_measured and self._has_longer_steps(module))
         return kind
 
     def end(self, kind: CallKind, module: nn.Module) -> None:
@@ -132,6 +130,9 @@ class ShortCalls:
         kind.is_timed, kind.is_short = False, kind.split_s > least * seconds
         if kind.is_short:
             self._account.note_longer_split(self._account.place_of(module), seconds, kind.split_s)
+
+    def _has_longer_steps(self, module: nn.Module) -> bool:
+        return self._account.steps.is_faster_unsplit(lambda: self._account.place_of(module))
 
     def _now(self) -> float:
         if self._device.type != "cpu":

@@ -154,15 +154,18 @@ class Training:
         self.costs = StepCosts(size, clock=lambda: self.now)
         self.optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 
-    def steps(self, number, seconds, *, split, checks_s=0.0, optimizer=None):
+    def steps(self, number, seconds, *, split, checks_s=0.0, optimizer=None, place="Net at train.py:3"):
         for _ in range(number):
             for is_split in split:
-                self.costs.note_call(is_split=is_split)
+                self.costs.note_call(place, is_split=is_split)
             if checks_s:
                 self.costs.note_check(checks_s)
             self.now += seconds + checks_s
             self.costs.after_step(optimizer or self.optimizer)
         return self
+
+    def is_faster_unsplit(self, place="Net at train.py:3"):
+        return self.costs.is_faster_unsplit(lambda: place)
 
 
 SPLIT, UNSPLIT = (True,), (False,)
@@ -171,19 +174,41 @@ SPLIT, UNSPLIT = (True,), (False,)
 @pytest.mark.parametrize(("unsplit_s", "is_faster"), [(0.009, True), (0.0099, False), (0.02, False)])
 def test_unsplit_steps_are_chosen_if_they_are_clearly_shorter(unsplit_s, is_faster):
     training = Training().steps(4, 0.01, split=SPLIT).steps(4, unsplit_s, split=UNSPLIT)
-    assert training.costs.is_faster_unsplit is is_faster
+    assert training.is_faster_unsplit() is is_faster
 
 
 def test_few_steps_do_not_decide():
     training = Training().steps(4, 0.01, split=SPLIT).steps(2, 0.001, split=UNSPLIT)
-    assert not training.costs.is_faster_unsplit
+    assert not training.is_faster_unsplit()
 
 
 def test_new_steps_change_the_decision():
     training = Training().steps(4, 0.01, split=SPLIT).steps(4, 0.001, split=UNSPLIT)
-    assert training.costs.is_faster_unsplit
+    assert training.is_faster_unsplit()
+    assert "at the end" in training.costs.line()
     training.steps(3, 0.0005, split=SPLIT)
-    assert not training.costs.is_faster_unsplit
+    assert not training.is_faster_unsplit()
+    assert "at the end" not in training.costs.line()
+
+
+def test_one_split_step_is_no_comparison():
+    line = Training().steps(2, 0.01, split=SPLIT).steps(3, 0.02, split=UNSPLIT).costs.line()
+    assert "20 ms" in line
+    assert "10 ms" not in line
+
+
+def test_steps_of_another_training_are_no_comparison():
+    """Only this finds unsplit steps of a small model as the reason to compute a large one unsplit."""
+    small = "Small at tune.py:9"
+    training = Training().steps(9, 0.1, split=SPLIT).steps(9, 0.01, split=UNSPLIT, place=small)
+    assert not training.is_faster_unsplit()
+    assert not training.is_faster_unsplit(small)
+    line = training.costs.line()
+    assert "100 ms" in line
+    assert "10 ms" not in line
+    training.steps(4, 0.05, split=UNSPLIT)
+    assert training.is_faster_unsplit()
+    assert not training.is_faster_unsplit(small)
 
 
 def test_a_step_with_a_check_and_the_first_one_do_not_count():

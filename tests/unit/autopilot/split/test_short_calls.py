@@ -120,12 +120,13 @@ def test_the_report_advises_one_worker_if_most_calls_take_longer_split():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_steps_that_are_shorter_unsplit_are_reported_only_where_they_are_used(capsys, enabled):
+def test_steps_that_are_shorter_unsplit_are_reported_only_where_they_are_used(capsys, monkeypatch, enabled):
     clock, account, module = Clock(), Account(), nn.Linear(2, 2)
     account.steps.clock = clock
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    monkeypatch.setattr(Account, "place_of", lambda *_: "Linear at train.py:3")
     for is_split in [True] * 5 + [False] * 5:
-        account.steps.note_call(is_split=is_split)
+        account.steps.note_call("Linear at train.py:3", is_split=is_split)
         clock.now += 2.0 if is_split else 1.0
         account.steps.after_step(optimizer)
     short = ShortCalls(torch.device("cpu"), account, enabled=enabled, clock=clock)
