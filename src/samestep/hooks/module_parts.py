@@ -36,7 +36,8 @@ def modules(module: nn.Module) -> Iterator[nn.Module]:
         if id(owner) not in seen:
             seen.add(id(owner))
             yield owner
-            waiting += [part for part in reversed(owner._modules.values()) if part is not None]  # noqa: SLF001
+            if owner._modules:  # noqa: SLF001 - most have none
+                waiting += [part for part in reversed(owner._modules.values()) if part is not None]  # noqa: SLF001
 
 
 def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,9 +1,12 @@
 """Captures and restores the state of the process's random generators, and detects draws from them."""
 
 import ctypes
+import platform
 import random
+import struct
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ class RngState:
         of_device = None
         if device.type not in _WITHOUT_OWN:
             of_device = (device, torch.get_device_module(device).get_rng_state(*_argument(device)))
-        return cls(torch.get_rng_state(), of_device, random.getstate(), _numpy_state())
+        return cls(torch.get_rng_state(), of_device, _python_state(), _numpy_state())
 
     def restore(self) -> None:
         """Set all generators to this state."""
@@ -63,7 +66,7 @@ class RngState:
     def same_on_host(self, state: "RngState") -> bool:
         """Return whether the states of Python's and NumPy's generators are equal."""
         is_same = self.numpy is state.numpy or self.key_of_numpy() == state.key_of_numpy()
-        return bool(self.python == state.python and is_same)
+        return bool((self.python is state.python or self.python == state.python) and is_same)
 
     def key_of_numpy(self) -> tuple[Any, bytes]:
         """Return the state of NumPy's generator as a value with a hash."""
@@ -144,3 +147,42 @@ def _numpy_state() -> Any:
 
 
 _TWISTER_BYTES = 4 * 625  # size of the raw state: 624 words and a position
+_python_cached: tuple[Any, bytes, float | None, Any] = None, b"", None, None
+"""The last state of Python's generator: the generator, its raw memory, the second number of a normal pair,
+and what `random.getstate` returned."""
+
+
+def _python_state() -> Any:
+    """Return the state of Python's generator; `getstate` makes 625 numbers, so it is called after a change.
+
+    An equal state is the same object, so that a comparison of two need not read the numbers.
+    """
+    global _python_cached  # noqa: PLW0603 - there is one generator for the process
+    generator = getattr(random.getstate, "__self__", None)
+    if type(generator) is not random.Random or not _has_known_memory():
+        return random.getstate()
+    memory, pair = _memory_of(generator), getattr(generator, "gauss_next", None)
+    known, before, pair_before, state = _python_cached
+    if known is not generator or memory != before or pair != pair_before:
+        state = random.getstate()
+        if _memory_of(generator) == memory:  # else another thread has drawn meanwhile
+            _python_cached = generator, memory, pair, state
+    return state
+
+
+def _memory_of(generator: random.Random) -> bytes:
+    """Return the raw state of a generator of Python: behind the head of the object, a position and words."""
+    return ctypes.string_at(id(generator) + object.__basicsize__, _TWISTER_BYTES)
+
+
+@cache
+def _has_known_memory() -> bool:
+    """Return whether the objects of this Python have their raw state where `_memory_of` reads it."""
+    if platform.python_implementation() != "CPython":
+        return False
+    if random.Random.__basicsize__ < object.__basicsize__ + _TWISTER_BYTES:
+        return False
+    generator = random.Random(0)
+    generator.random()
+    *words, position = generator.getstate()[1]
+    return _memory_of(generator) == struct.pack("=i624I", position, *words)

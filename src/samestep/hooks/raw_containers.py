@@ -103,6 +103,8 @@ def with_items(container: Any, new: Mapping[Any, Any]) -> Any:
     is that of another field.
     """
     kind: Any = type(container)
+    if kind is tuple:  # most containers: it has no fields
+        return container if all(map(is_, container, new.values())) else tuple(new.values())
     base = base_of(container)
     before = dict(items(container)) if is_mapping(container) else {}
     of_fields = {key for key in new if isinstance(key, str) and key[:1] == "." and key not in before}

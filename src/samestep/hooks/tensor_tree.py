@@ -84,8 +84,13 @@ def mapped(value: Any, change: Change, path: Path = ()) -> Any:
     """Return `value` with each tensor replaced; containers are copied, everything else is shared."""
     if isinstance(value, Tensor):
         return change(path, value)
-    inner = parts_of(value) if len(path) < _DEEPEST else ()
-    return _with_parts(value, {key: mapped(part, change, (*path, key)) for key, part in inner})
+    if len(path) >= _DEEPEST or _is_atom(value):
+        return value
+    parts = {key: mapped(part, change, (*path, key)) for key, part in parts_of(value)}
+    kind = type(value)
+    if parts and (kind is list or kind is dict):
+        return [*parts.values()] if kind is list else parts
+    return _with_parts(value, parts)
 
 
 def replaced(value: Any, new: Mapping[Path, Any], path: Path = ()) -> Any:
@@ -115,6 +120,10 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
     A field of a container that holds tensors beside its items has the key ``.name``.
     """
+    kind = type(value)
+    if kind is tuple or kind is list or kind is dict:  # most containers, without what takes longest below
+        yield from [*value.items()] if kind is dict else enumerate([*value])
+        return
     if _is_atom(value) or isinstance(value, PackedSequence):
         return
     base = base_of(value)

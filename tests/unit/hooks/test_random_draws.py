@@ -13,6 +13,10 @@ CPU = torch.device("cpu")
 DRAWS = {
     "torch": lambda: torch.rand(1),
     "random": random.random,
+    "a normal number of Python": lambda: random.gauss(0, 1),
+    "Python's normal number left over": lambda: random.gauss(0, 1),
+    "Python seeded": lambda: random.seed(7),
+    "a shuffle": lambda: random.shuffle([1, 2, 3]),
     "numpy": lambda: np.random.rand(),
     "numpy's integers": lambda: np.random.randint(5),
     "one normal number": lambda: np.random.randn(),
@@ -32,8 +36,10 @@ def _as_before():
 @pytest.mark.parametrize("name", DRAWS)
 def test_every_draw_is_detected_and_can_be_undone(name):
     np.random.seed(1)
+    random.seed(1)
     if "left over" in name:
         np.random.randn()
+        random.gauss(0, 1)
     before = RngState.now(CPU)
     assert before.same(RngState.now(CPU))
     first = DRAWS[name]()
@@ -69,6 +75,20 @@ def test_draws_that_use_all_words_of_the_mersenne_twister_are_detected():
     before = RngState.now(CPU)
     np.random.rand(312)
     assert not before.same(RngState.now(CPU))
+    random.seed(1)
+    states = []
+    for _ in range(3):
+        [random.random() for _ in range(312)]
+        states.append(RngState.now(CPU))
+    assert not states[1].same(states[2])
+
+
+def test_pythons_state_is_that_of_its_generator_and_one_object_until_a_draw():
+    for _ in range(2):
+        state = RngState.now(CPU).python
+        assert state == random.getstate()
+        assert RngState.now(CPU).python is state
+        random.random()
 
 
 def test_an_equal_state_of_a_device_is_not_restored(monkeypatch):

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -162,7 +162,7 @@ def quiet() -> Iterator[Printed]:
     with (
         _printed.bound(printed),
         attached(declarations.LOGGED, wrapping(_log)),
-        attached_all(_LOGGED_ONCE),
+        _logged_once(),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
         ignored_warnings(),
@@ -205,7 +205,7 @@ def without_stdout() -> Iterator[Printed]:
     """
     printed = Printed(shows_once=True)
     stdout = redirect_stdout(_quiet_stream(sys.stdout))
-    with _printed.bound(printed), attached_all(_LOGGED_ONCE), stdout:
+    with _printed.bound(printed), _logged_once(), stdout:
         yield printed
 
 
@@ -226,3 +226,9 @@ def _log_once(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 
 _LOGGED_ONCE = dict.fromkeys(declarations.LOGGED_ONCE, wrapping(_log_once))
+
+
+def _logged_once() -> AbstractContextManager[None]:
+    """Replace what logs a message once; a library may add it to loggers between two calls, or none does."""
+    present = {hook: make for hook, make in _LOGGED_ONCE.items() if hasattr(logging.Logger, hook.attribute)}
+    return attached_all(present) if present else nullcontext()

@@ -78,7 +78,8 @@ class Surroundings:
     def set(self, module: nn.Module) -> None:
         """Set the modes of the module and the process, but none of those that are bound to a block."""
         for part, is_training in zip(modules_of(module), self.training, strict=True):
-            part.training = is_training
+            if part.training is not is_training:  # `nn.Module` takes long to set an attribute
+                part.training = is_training
         if torch.get_default_dtype() != self.default_dtype:
             torch.set_default_dtype(self.default_dtype)
         if float32_precisions() != self.precisions:

@@ -55,6 +55,8 @@ def lists_of_alike(value: Any) -> dict[Path, list[list[tuple[Path, Tensor]]]]:
 
 def depth_of_list(path: Path, dims: Dims) -> int | None:
     """Return the length of the path to the list of samples with the tensor at `path`; None without one."""
+    if LIST not in dims.values():
+        return None
     return next((depth for depth in range(1, len(path)) if dims.get(path[:depth]) == LIST), None)
 
 

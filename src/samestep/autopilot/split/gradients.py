@@ -20,10 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from samestep.autopilot.split.sharded_autograd import nodes_of, uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
 from samestep.base.errors import UsageError
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.thread_values import ThreadValue, bound
-from samestep.parallel.gradients.agreement import sparse_weights
+from samestep.parallel.gradients.agreement import is_sparse
 from samestep.ranks.world.protocol import World
 
 
@@ -134,7 +134,9 @@ def _refuse(action: str) -> None:
 
 def sparse_places(module: nn.Module, weights: Sequence[Tensor]) -> frozenset[int]:
     """Return the places of the weights of a module that may get sparse gradients."""
-    sparse = set(map(id, sparse_weights(module).values()))
+    sparse = {id(part.weight) for part in module_parts.modules(module) if is_sparse(part)}
+    if not sparse:
+        return frozenset()
     return frozenset(place for place, weight in enumerate(weights) if id(weight) in sparse)
 
 
@@ -188,7 +190,7 @@ def _in_one_message(
         is_there[number] = 0
     flat = torch.cat([*parts, is_there])
     world.average_later(flat).wait()
-    *of_weights, is_there = torch.split(flat, [*map(len, parts), len(weights)])
+    *of_weights, is_there = torch.split(flat, [*(part.numel() for part in parts), len(weights)])
     # A device is read only if a gradient is missing here, which another rank may have.
     shares = is_own if all(is_own) else is_there.tolist()
     # With memory and a version of its own: it may be changed, kept or saved without the others.

@@ -281,8 +281,13 @@ def _parts(value: Any) -> Parts:
         registered = (value._parameters, value._buffers, value._modules)  # noqa: SLF001
         attributes += [pair for parts in registered for pair in [*parts.items()]]
         return [("training", value.training), *attributes, *_parts_read_by(type(value))]
-    if isinstance(value, type):
-        return _parts_of_class(value)
+    return _parts_of_class(value) if isinstance(value, type) else _parts_of_object(value)
+
+
+def _parts_of_object(value: Any) -> Parts:
+    """Return the fields of a plain object, its class, and what that has and reads."""
+    if type(value) is Tensor or type(value) is nn.Parameter:  # most arguments of calls: none of it
+        return []
     parts = stored_in(value) if is_record(value) or isinstance(value, MappingProxyType) else []
     # A field can have the name of an attribute of its class, such as its default.
     of_class = [(f"class.{name}", part) for name, part in _parts_of_class(type(value))]

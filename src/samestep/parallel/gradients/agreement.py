@@ -14,7 +14,7 @@ is 0.) Bits are compared, not values: NaN equals NaN, and 0.0 differs from -0.0.
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,13 @@ def sparse_weights(model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{name}.weight" if name else "weight": module.weight
         for name, module in module_parts.named_modules(model)
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse(module)
     }
+
+
+def is_sparse(module: nn.Module) -> TypeGuard[nn.Embedding | nn.EmbeddingBag]:
+    """Return whether a module is an embedding whose weight gets sparse gradients."""
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
 
 
 Signature: TypeAlias = list[tuple[str, str, str]]
