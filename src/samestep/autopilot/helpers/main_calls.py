@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +28,11 @@ from samestep.autopilot.helpers.call_states import (
     SignatureCalls,
     State,
 )
-from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.exchange import Exchange
 from samestep.autopilot.helpers.helper_processes import Helpers
-from samestep.autopilot.helpers.messages import Rows, form_of
-from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
-from samestep.autopilot.helpers.pickling import scripts_modules_by_value
-from samestep.autopilot.helpers.sent_arguments import sent
-from samestep.autopilot.helpers.shared_storage import SharedWeights
+from samestep.autopilot.helpers.mirrors import MirrorError, MirrorState
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
-from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, rows_of_inputs
+from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult
 from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.script.call_account import FEWER, Account, called_in_parts
@@ -67,7 +62,6 @@ from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import mapped
 from samestep.hooks.thread_values import bound
-from samestep.parallel.sharding import share
 
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
@@ -93,22 +87,13 @@ class MainCalls:
         self._helpers, self._account, self._options = helpers, account, options
         self._slices, self.device = helpers.slices, helpers.slices.world.device
         self._size, self._process = helpers.size, os.getpid()
-        self._mirrors = Mirrors(SharedWeights() if helpers.shares_memory else None)
-        self._released: list[int] = []
+        self.exchange = Exchange(helpers)
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
-        self._mirrored: WeakKeyDictionary[nn.Module, MirroredModule] = WeakKeyDictionary()
         self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(self.device, account, enabled=options.short_calls == "auto")
-        self._lock, self._calls, self._plans = CallLock(), 0, 0
-        self._plans_sent: set[int] = set()
-        self._ended: list[int] = []
-        """The mirrors of modules that no longer exist."""
-        self._dropped: list[int] = []
-        """The checks that no call continues any more, or whose modules no longer exist."""
+        self._lock, self._plans = CallLock(), 0
         self._check_time = CheckTime()
-        self._is_interrupted = False
-        """Whether an exchange with the helpers was interrupted, or goes on."""
         self.gradients = self._slices.gradients
 
     def end(self) -> None:
@@ -169,7 +154,7 @@ class MainCalls:
         if kind.is_unsplit and kind.calls:  # first, since these calls are short
             return self._saving_time(call, kind)
         known = self._known.setdefault(module, ModuleCalls())
-        self._recover()
+        self.exchange.recover()
         state = self._obstacle(call) or self._state_of(call, known)
         if isinstance(state, Obstacle):
             return self._unsplit(call, state.why, in_parts=not state.of_parts and may_call_parts(module))
@@ -231,7 +216,7 @@ class MainCalls:
         outputs = self._unsplit(call, CHECKED)
         checking.unsplit_s = monotonic() - began
         if self._leave_out_own_changes(call.module, plain, signature):
-            self._drop_check(checking.number)  # the next call may do something else
+            self.exchange.drop_check(checking.number)  # the next call may do something else
         return outputs
 
     def _state_of(self, call: ModuleCall, known: ModuleCalls) -> CallState | Obstacle:
@@ -256,13 +241,8 @@ class MainCalls:
         can_continue = check.may_continue(arguments)
         checking.skipped = 0 if can_continue else checking.skipped + 1
         if checking.skipped == MOST_SKIPPED:
-            self._drop_check(checking.number)
+            self.exchange.drop_check(checking.number)
         return can_continue
-
-    def _drop_check(self, number: int) -> None:
-        """Let no call continue a check; helpers drop it with the next one."""
-        self._slices.checks.pop(number, None)
-        self._dropped.append(number)
 
     def _leave_out_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> bool:
         """Let the calls of a signature have the one without the attributes that the call has changed.
@@ -315,9 +295,9 @@ class MainCalls:
         if checking is None:
             self._plans += 1
             checking = calls.begin_check(self._plans, arguments)
-            finalize(module, self._dropped.append, checking.number)
+            self.exchange.drop_with(module, checking.number)
         before = self._check_time.taken_s
-        with self._check_time.taken(), self._exchange():
+        with self._check_time.taken(), self.exchange.open():
             verdict = self._verdict(call, calls, checking)
         self._account.steps.note_check(self._check_time.taken_s - before)
         if verdict is None:
@@ -326,7 +306,7 @@ class MainCalls:
         if self._options.explain:
             self._account.explain(self._account.place_of(module), verdict.trace.tried)
         if verdict.plan is None:
-            self._drop_check(checking.number)
+            self.exchange.drop_check(checking.number)
             in_parts = _concerns_whole(verdict.why) and may_call_parts(module)
             calls.fail_check(checking, verdict.trace.explained(verdict.why), arguments, in_parts=in_parts)
         else:
@@ -347,14 +327,8 @@ class MainCalls:
         pace = self._pace(call, checking, begins=begins)
         try:
             modes, streams = Surroundings.now(module, self.device), RngState.now(self.device)
-            message = self._message(call, number, modes, streams)
             declared = declared_dims(module, call.arguments)  # which only this process knows
-            released, dropped = self._take_released(), [*self._dropped]
-            del self._dropped[: len(dropped)]
-            for dropped_number in set(dropped) - {number}:
-                self._slices.checks.pop(dropped_number, None)
-            check = Check(released=released, declared=declared, begins=begins, dropped=dropped, **message)
-            self._send(check)
+            self.exchange.send_check(call, number, modes, streams, declared=declared, begins=begins)
             verdict: Verdict | None
             try:
                 self._helpers.share_cores()
@@ -374,138 +348,16 @@ class MainCalls:
         except MirrorError as error:
             return Verdict(None, why=str(error))
         except PeerLost as error:
-            self._restart(error)
+            self.exchange.restart(error)
             calls.forget()
             calls.losses += 1
             return None
-        self._plans_sent.add(number)
+        self.exchange.plans.add(number)
         try:
-            self._mirrored[module].record(MirrorState.now(module))
+            self.exchange.mirrored[module].record(MirrorState.now(module))
         except MirrorError as error:
             return Verdict(None, why=str(error))
         return verdict
-
-    @contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """Exchange messages with the helpers in the block; if it is interrupted, `_recover` finds it."""
-        self._is_interrupted = True
-        yield
-        self._is_interrupted = False
-
-    def _recover(self) -> None:
-        """Start the helpers again if one has ended since the last call, or if that call was interrupted.
-
-        A script may catch Ctrl-C, and go on.
-        """
-        if self._is_interrupted or not self._helpers.are_alive():
-            why = "a call was interrupted" if self._is_interrupted else "a helper has ended between two calls"
-            with self._exchange():
-                self._restart(PeerLost(why))
-
-    def _message(
-        self,
-        call: ModuleCall,
-        plan: int,
-        surroundings: Surroundings,
-        streams: RngState | None,
-        reach: Reach | None = None,
-        *,
-        rewrites: bool | None = None,
-    ) -> dict[str, Any]:
-        """Return what the helpers must know of a call; send the module before, if they do not have it.
-
-        Raises:
-            MirrorError: the module cannot be sent.
-        """
-        module = call.module
-        known, state = self._mirrored.get(module), MirrorState.now(module, reach)
-        if known is None or not known.serves(state, rewrites=rewrites):
-            known, mirror = self._mirrors.mirrored(module, state, known, rewrites=rewrites)
-            finalize(module, self._ended.append, known.number)
-            ended, self._ended[:] = [*self._ended], []
-            self._ask(NewMirror(mirror=mirror, ended=ended))
-            self._mirrored[module] = known
-        return {
-            "mirror": known.number,
-            "written": known.written(),
-            "arguments": sent(call.arguments.both),
-            "first_places": call.arguments.first_places,
-            "surroundings": surroundings,
-            "streams": streams,
-            "plan": plan,
-        }
-
-    def _send_call(self, attempt: Attempt, number: int, plan: SplitPlan) -> int:
-        """Let the helpers begin a split call; return its number.
-
-        Raises:
-            MirrorError: the module or the arguments cannot be sent.
-        """
-        if number not in self._plans_sent:
-            self._ask(NewPlan(number=number, plan=plan))
-            self._plans_sent.add(number)
-        call, carried, modes, reach = attempt.call, attempt.carried, attempt.surroundings, attempt.reach
-        streams = None if plan.draws is None else attempt.streams
-        message = self._message(call, number, modes, streams, reach, rewrites=plan.rewrites)
-        self._calls, released = self._calls + 1, self._take_released()
-        tensors: list[Tensor] = [*message["written"].values()]
-        key: Any = None
-        form = form_of(message["arguments"], tensors)
-        if form is not None:
-            key = (SplitCall, message["mirror"], tuple(message["written"]), number, form)
-            key = (*key, modes, carried, tuple(call.arguments.first_places.items()))
-            if streams is not None:
-                tensors += streams.tensors()
-                key = (*key, streams.python, *streams.key_of_numpy())
-            if self._helpers.line.repeat(key, tensors, self._calls, released):
-                return self._calls
-        rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
-        self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
-        return self._calls
-
-    def _shares(self, total: int | None) -> list[range]:
-        """Return the samples of each rank."""
-        return [share(total or 0, rank, self._size) for rank in range(self._size)]
-
-    def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
-        """Send a message; raise `MirrorError` if it holds what cannot be sent."""
-        try:
-            with scripts_modules_by_value() if key is None else nullcontext():
-                self._helpers.line.send(message, key=key, rows=rows)
-        except PeerLost:
-            raise
-        except Exception as error:  # noqa: BLE001 - of any object of the script
-            raise MirrorError(f"its arguments cannot be sent to helpers ({type(error).__name__})") from None
-
-    def _ask(self, message: Message) -> None:
-        """Send a message, and wait until all helpers have carried it out.
-
-        Raises:
-            MirrorError: one could not.
-            PeerLost: one is lost.
-        """
-        try:
-            self._helpers.line.send(message)
-        except OSError as failed:
-            raise MirrorError(f"there is no memory to send it ({failed})") from None
-        if error := self._helpers.line.collect():
-            raise MirrorError(f"a helper cannot use it ({error})")
-
-    def _restart(self, error: Exception) -> None:
-        """Start the helpers again, after one was lost; what they had is sent again, or computed here."""
-        self._slices.graphs.clear()
-        self._slices.checks.clear()
-        self._dropped.clear()
-        self._mirrored.clear()
-        self._plans_sent.clear()
-        self._released.clear()
-        self._helpers.restart(str(error))
-
-    def _take_released(self) -> list[int]:
-        released, self._released = self._released, []
-        for call in released:
-            self._slices.graphs.pop(call, None)
-        return released
 
     def _by_plan(
         self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
@@ -526,7 +378,7 @@ class MainCalls:
         if is_compared:
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
-        with self._exchange():
+        with self.exchange.open():
             result = self._attempted(attempt, calls, plan)
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
@@ -537,9 +389,9 @@ class MainCalls:
             if result == LOST:
                 calls.losses += 1
             else:
-                self.release(attempt.number)
+                self.exchange.release(attempt.number)
                 calls.stay_unsplit(result, in_parts=may_call_parts(module))
-                self._mirrored.pop(module, None)
+                self.exchange.mirrored.pop(module, None)
             return self._unsplit(call, result, in_parts=calls.splits_parts)
         place = self._account.place_of(module)
         self._account.split[place] += 1
@@ -567,10 +419,10 @@ class MainCalls:
         """
         call = attempt.call
         try:
-            attempt.number = self._send_call(attempt, calls.number, plan)
-            attempt.mirror = self._mirrored[call.module]
+            attempt.number = self.exchange.send_call(attempt, calls.number, plan)
+            attempt.mirror = self.exchange.mirrored[call.module]
         except PeerLost as error:
-            self._restart(error)
+            self.exchange.restart(error)
             return LOST
         except Exception as error:  # noqa: BLE001 - of any object of the script
             return str(error) if isinstance(error, MirrorError) else f"it cannot be sent ({error!r})"
@@ -583,12 +435,12 @@ class MainCalls:
                     before=attempt.streams,
                 )
         except PeerLost as error:
-            self._restart(error)
+            self.exchange.restart(error)
             return LOST
         except OtherRankFailedError:
             return RAISED
         except Exception as error:
-            self._fail()
+            self.exchange.fail()
             if is_of_signal(error):
                 raise
             return f"{RAISED} ({in_one_line(error)})"
@@ -596,7 +448,7 @@ class MainCalls:
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
         """Record that the mirrors of a module are as the module, after a split call."""
-        known = self._mirrored[module]
+        known = self.exchange.mirrored[module]
         known.note_written()
         if not (plan.sides or self._signatures.are_changed_by_calls(module)):
             known.record_values()
@@ -604,7 +456,7 @@ class MainCalls:
         try:
             known.record(MirrorState.now(module), outcome(module, None, plan.sides))
         except MirrorError:  # the next call finds it, too
-            del self._mirrored[module]
+            del self.exchange.mirrored[module]
 
     def _outputs(self, attempt: Attempt, calls: SignatureCalls, result: CallResult) -> Any:
         """Return the outputs of a split call in the script's graph; assign its side outputs."""
@@ -623,15 +475,6 @@ class MainCalls:
         assign_side_outputs(attempt.call.module, sides)
         return whole
 
-    def _fail(self) -> None:
-        """Let the helpers know that this rank's part has failed."""
-        try:
-            self._slices.world.fail()
-        except OtherRankFailedError:
-            pass
-        except PeerLost as error:
-            self._restart(error)
-
     def backward(
         self, number: int, gradients: Sequence[Tensor | None], calls: SignatureCalls, *, retain: bool
     ) -> list[Tensor | None] | None:
@@ -642,60 +485,42 @@ class MainCalls:
         if not self.is_here():  # another thread may have had the lock at the fork
             return None
         with self._lock:
-            self._recover()
-            released = self._take_released()
+            self.exchange.recover()
             graph = self._slices.graphs.get(number)
             if graph is None:
                 return None
             if not all(source.requires_grad for source in graph.sources):  # frozen since the call
                 return None
             detached = [None if gradient is None else gradient.detach() for gradient in gradients]
-            with self._exchange():
-                return self._exchanged_backward(graph, number, detached, released, calls, retain=retain)
+            with self.exchange.open():
+                return self._exchanged_backward(graph, number, detached, calls, retain=retain)
 
     def _exchanged_backward(
         self,
         graph: CallGraph,
         number: int,
         detached: list[Tensor | None],
-        released: Sequence[int],
         calls: SignatureCalls,
         *,
         retain: bool,
     ) -> list[Tensor | None] | None:
-        tensors: list[Tensor] = []
-        key = (Backward, form_of(detached, tensors), graph.total, tuple(graph.rows), retain)
         try:
-            if not self._helpers.line.repeat(key, tensors, number, released):
-                message = Backward(call=number, gradients=detached, retain=retain, released=released)
-                pairs = zip(detached, graph.rows, strict=True)
-                rows_by_id = {
-                    id(gradient): of_one
-                    for gradient, of_one in pairs
-                    if gradient is not None and of_one is not None
-                }
-                self._helpers.line.send(message, key=key, rows=Rows(rows_by_id, self._shares(graph.total)))
+            self.exchange.send_backward(graph, number, detached, retain=retain)
         except PeerLost as error:
-            self._restart(error)
+            self.exchange.restart(error)
             return None
         except OSError:  # there is no memory for it
-            self._released += released
             return None
         try:
             self._helpers.share_cores()
             return self._slices.backward(graph, detached, retain=retain)
         except PeerLost as error:
             calls.losses += 1
-            self._restart(error)
+            self.exchange.restart(error)
         except OtherRankFailedError:
             pass
         except Exception as error:  # the call is computed again, and raises it unless it is of slices
-            self._fail()
+            self.exchange.fail()
             if is_of_signal(error):
                 raise
         return None
-
-    def release(self, number: int) -> None:
-        """Release the graph of a call, here now and on helpers with the next message."""
-        self._slices.graphs.pop(number, None)
-        self._released.append(number)

@@ -312,4 +312,4 @@ class NodeCall:
     def release(self) -> None:
         """Release the graph on all ranks."""
         self._attempt, self.outputs, self.leaves, self.sources, self._flags = None, [], [], [], []
-        self._calls.release(self._number)
+        self._calls.exchange.release(self._number)
