@@ -111,6 +111,30 @@ def test_a_call_is_checked_again_if_the_first_one_makes_an_attribute(trained):
     assert (split, unsplit) == (1, 3)
 
 
+def doubled(x):
+    return x * 2
+
+
+class MarksFunction(Plain):
+    """Sets an attribute of a function in its first call, in which it does something else."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if getattr(doubled, "is_marked", False):
+            return scores
+        doubled.is_marked = True
+        return doubled(scores)
+
+
+def train_by_function(make, steps):
+    vars(doubled).clear()
+    return train(make, steps)
+
+
+def test_an_attribute_that_a_check_sets_of_a_function_is_restored(trained):
+    trained(MarksFunction, plain, work=train_by_function)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)
