@@ -92,6 +92,49 @@ class KeepsState(Net):
         return self.two(self.state)
 
 
+class StartsToCompare(nn.Linear):
+    """Makes an attribute in its first call; the later ones compare their samples."""
+
+    def __init__(self):
+        super().__init__(5, 4)
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if "has_started" in vars(self):
+            return scores / scores.norm()
+        self.has_started = True
+        return scores
+
+
+def test_a_call_is_checked_again_if_the_first_one_makes_an_attribute(trained):
+    split, unsplit, _ = trained(StartsToCompare, plain)
+    assert (split, unsplit) == (1, 3)
+
+
+def doubled(x):
+    return x * 2
+
+
+class MarksFunction(Plain):
+    """Sets an attribute of a function in its first call, in which it does something else."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if getattr(doubled, "is_marked", False):
+            return scores
+        doubled.is_marked = True
+        return doubled(scores)
+
+
+def train_by_function(make, steps):
+    vars(doubled).clear()
+    return train(make, steps)
+
+
+def test_an_attribute_that_a_check_sets_of_a_function_is_restored(trained):
+    trained(MarksFunction, plain, work=train_by_function)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)
@@ -612,6 +655,19 @@ def test_a_call_is_checked_again_if_the_first_one_changes_more_than_counters_of_
     found, _, unsplit, _ = run(2, checks_in, make)
     assert found == checks
     assert not unsplit
+
+
+class ComparesSamples(Plain):
+    def forward(self, x):
+        scores = super().forward(x)
+        return scores / scores.norm()
+
+
+def test_a_model_with_batch_norm_that_cannot_be_split_is_checked_once(run):
+    parts = 3
+    found, _, unsplit, _ = run(2, checks_in, ComparesSamples)
+    assert found == 1 + parts
+    assert unsplit
 
 
 class CountsTwice(Plain):

@@ -298,8 +298,9 @@ class SplitComparison:
             f"its output{text((marked or ())[1:])} has attributes beside its numbers": marked is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
+        of_slice = "statistics or a state of its slice"  # the second as in spiking networks
         state = {
-            f"its buffers differ: it keeps statistics of its slice ({buffer or elsewhere})": buffer is None,
+            f"its buffers differ: it keeps {of_slice} ({buffer or elsewhere})": buffer is None,
             UNPLANNED_DRAWS: is_drawn,
         }
         # A loss that every rank computes from all samples has the right mean, too.

@@ -248,15 +248,14 @@ class MainCalls:
         """Let the calls of a signature have the one without the attributes that the call has changed.
 
         Returns:
-            whether these are others than counters of batch norm, and were not known to change.
+            whether there are any that were not known to change.
         """
         of_module = self._known[module].by_signature
-        calls, without = of_module[signature], self._signatures.without_own_changes(module, plain, signature)
-        if without == signature:
+        calls = of_module[signature]
+        without, are_new = self._signatures.without_own_changes(module, plain, signature)
+        if not are_new:
             return False
         of_module[without] = calls
-        if self._signatures.counts_batches_only(module):
-            return False
         calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
         return True
 

@@ -22,7 +22,6 @@ from torch import nn
 
 from samestep.autopilot.split.call_arguments import CallArguments, Dims, unequal_sizes
 from samestep.autopilot.split.guards import (
-    BATCHES,
     Attributes,
     changed,
     plain_arguments,
@@ -151,15 +150,21 @@ class CallSignatures:
             state = next((guards for guards in known if (form, guards) in failed), known[-1])
         return form, state
 
-    def without_own_changes(self, module: nn.Module, plain: Attributes, signature: Signature) -> Signature:
+    def without_own_changes(
+        self, module: nn.Module, plain: Attributes, signature: Signature
+    ) -> tuple[Signature, bool]:
         """Return the signature without the attributes that the call itself has changed, such as a counter.
 
         The new signature replaces the old one, so it is not counted as a new state.
+
+        Returns:
+            the signature, and whether an attribute was not known to change. It may be one that the call has
+            made, which the signature does not have either way.
         """
-        changes = changed(plain, plain_attributes(module)).keys()
-        if not changes:
-            return signature
         states = self._modules[module]
+        changes = changed(plain, plain_attributes(module)).keys()
+        if changes <= states.changing:
+            return signature, False
         states.changing.update(changes)
         form, (arguments, _) = signature
         state = arguments, without(plain, states.changing)
@@ -167,26 +172,18 @@ class CallSignatures:
         known.remove(signature[1])
         if state not in known:
             known.append(state)
-        return form, state
+        return (form, state), True
 
     def are_changed_by_calls(self, module: nn.Module) -> bool:
-        """Return whether calls change attributes of a module beside the counters of batch norm."""
-        return any(name != BATCHES for _, name in self._modules[module].changing)
-
-    def counts_batches_only(self, module: nn.Module) -> bool:
-        """Return whether calls change no attributes but the counters of batch norm.
-
-        After other changes, such as that of a flag, the next call may do something else, and is checked too.
-        """
-        return not self.are_changed_by_calls(module)
+        """Return whether calls change attributes of a module."""
+        return bool(self._modules[module].changing)
 
     def counts_to_new_interval(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether an attribute that calls change comes to a constant, or into another interval."""
         states = self._modules[module]
         if states.intervals is None:
             return False
-        keys = [key for key in states.changing if key[1] != BATCHES]
-        values = [(key, plain[key]) for key in keys if type(plain.get(key)) in (int, float)]
+        values = [(key, plain[key]) for key in states.changing if type(plain.get(key)) in (int, float)]
         # Forward may count before or after it compares.
         places = {(key, states.intervals.of(value + step)) for key, value in values for step in (0, 1)}
         is_new = not places <= states.counted

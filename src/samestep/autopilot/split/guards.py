@@ -47,11 +47,11 @@ from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, length
 from samestep.hooks.tensor_tree import parts_beside_tensors, text
 
-BATCHES = "num_batches_tracked"
-"""The counter of batch norm, on which no forward branches."""
 Attributes: TypeAlias = Mapping[Key, Any]
 """Values by the index of their module among the called module's submodules, and by their name."""
 
+_BATCHES = "num_batches_tracked"
+"""The counter of batch norm, on which no forward branches; as a guard it would be new in each call."""
 _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
     (_DropoutNd, "p"),
     (nn.MultiheadAttention, "dropout"),
@@ -206,8 +206,7 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
         for name in drawing:
             plain[place, name] = getattr(part, name)
         for name, buffer in part._buffers.items():  # noqa: SLF001 - faster than named_buffers
-            is_counter = name == BATCHES and buffer is not None and buffer.device.type != "cpu"
-            if buffer is not None and not is_counter and _is_number(buffer):  # no read for each batch norm
+            if buffer is not None and name != _BATCHES and _is_number(buffer):
                 of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
         for parameter in part._parameters.values():  # noqa: SLF001

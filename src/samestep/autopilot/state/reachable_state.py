@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
-from itertools import chain
+from itertools import chain, pairwise
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -148,7 +148,7 @@ def _read_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
         if name in names:
             yield id(names), name, names[name]
     for function in _code_of(kind):
-        if _keeps_values(function):
+        if _keeps_values(function) or function.__name__ in _names_given_attributes(kind):
             yield id(function), f"{function.__qualname__}()", function
 
 
@@ -451,6 +451,17 @@ def _code_of(kind: Any) -> tuple[FunctionType, ...]:
     """Return the user-defined functions of a class, and those that they call by a global name."""
     values = (value for owner in kind.__mro__ for value in [*vars(owner).values()])
     return _with_called(function for value in values for function in functions_in(value))
+
+
+@lru_cache(maxsize=256)
+def _names_given_attributes(kind: Any) -> frozenset[str]:
+    """Return the globals that the code of a class sets attributes of: a function has none before."""
+    return frozenset(
+        owner.argval
+        for function in _code_of(kind)
+        for owner, step in pairwise(dis.get_instructions(function.__code__))
+        if step.opname == "STORE_ATTR" and owner.opname == "LOAD_GLOBAL"
+    )
 
 
 def _with_called(of_value: Iterable[FunctionType]) -> tuple[FunctionType, ...]:

@@ -28,7 +28,8 @@ def signature_of(signatures, module, call, failed=()):
     plain = plain_attributes(module)
     before = signatures.signature(module, BATCH, plain, failed)
     call(module)
-    return signatures.without_own_changes(module, plain, before)
+    without, _ = signatures.without_own_changes(module, plain, before)
+    return without
 
 
 def count(module):
@@ -41,6 +42,24 @@ def test_an_attribute_that_calls_change_is_not_part_of_the_signature():
     first = signature_of(signatures, module, count)
 
     assert all(signature_of(signatures, module, count) == first for _ in range(20))
+
+
+def test_an_attribute_that_a_call_makes_was_not_known_to_change():
+    signatures, module, are_new = CallSignatures(torch.device("cpu")), Counting(), []
+    for _ in range(2):
+        plain = plain_attributes(module)
+        before = signatures.signature(module, BATCH, plain, ())
+        module.has_started = not hasattr(module, "has_started")
+        are_new.append(signatures.without_own_changes(module, plain, before)[1])
+
+    assert are_new == [True, False]
+
+
+def test_batch_norm_counts_in_no_guard():
+    module = nn.BatchNorm1d(3)
+    before = plain_attributes(module)
+    module(torch.randn(4, 3))
+    assert plain_attributes(module) == before
 
 
 def test_an_attribute_that_the_script_changes_is_part_of_the_signature():
