@@ -1,4 +1,4 @@
-"""What the main rank sends its helpers for each call, and what they have already."""
+"""Sends the helpers what they need of each call and do not have yet."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

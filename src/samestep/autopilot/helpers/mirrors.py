@@ -533,22 +533,22 @@ class Mirrors:
         if rewrites:
             self._unshared |= _large(tensors)
         large = frozenset() if self._weights is None else _large(tensors) - self._unshared
-        apart = self._unshared if rewrites is False else self._unshared | large
+        unshared = self._unshared if rewrites is False else self._unshared | large
         if self._weights is not None:
             self._weights.share(
-                tensor for tensor in tensors if _is_weight(tensor) or id(tensor) in large - apart
+                tensor for tensor in tensors if _is_weight(tensor) or id(tensor) in large - unshared
             )
         self._count += 1
-        places = [self._place_of(tensor, apart) for tensor in tensors]
+        places = [self._place_of(tensor, unshared) for tensor in tensors]
         is_shared = [place is not None for place in places]
         flags = [tensor.requires_grad for tensor in tensors]
         known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
         known.large, known.shares_large = large, rewrites is False
         return known, [_described(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
 
-    def _place_of(self, tensor: Tensor, apart: AbstractSet[int]) -> SharedTensor | None:
-        """Return the place of a tensor in memory that helpers see; None if it is not there, or is `apart`."""
-        if self._weights is None or id(tensor) in apart:
+    def _place_of(self, tensor: Tensor, unshared: AbstractSet[int]) -> SharedTensor | None:
+        """Return the place of a tensor in memory that helpers see; None if it is not there, or `unshared`."""
+        if self._weights is None or id(tensor) in unshared:
             return None
         place = self._weights.place_of(tensor)
         return None if place is None else SharedTensor(self._weights.file_of(tensor), place)

@@ -148,8 +148,8 @@ class SampleReads(TorchFunctionMode):
 class Watch:
     """Watches numbers that stem from the same reads."""
 
-    def __init__(self, found: Reads, stems: Stems) -> None:
-        self._found, self._stems = found, stems
+    def __init__(self, reads: Reads, stems: Stems) -> None:
+        self._reads, self._stems = reads, stems
 
     def __call__(self, value: Any) -> Any:
         """Return a number as a watched one; booleans and all others as they are."""
@@ -166,7 +166,7 @@ class Watch:
         for value in values:
             if isinstance(value, (WatchedInt, WatchedFloat)):
                 stems = _united(stems, value.watch._stems)  # noqa: SLF001 - of the same class
-        return self if stems == self._stems else Watch(self._found, stems)
+        return self if stems == self._stems else Watch(self._reads, stems)
 
     def note(self, result: Any, values: Sequence[Any]) -> None:
         """Record the result of a comparison with values."""
@@ -179,8 +179,8 @@ class Watch:
                 return  # `max` of watched numbers is one of them, and is watched itself
             if _raises(frame.f_code, frame.f_lasti):
                 return  # where a slice raises, the call is computed unsplit
-        self._found.add(site, result)
-        self._found.add_stems(site, self._stems)
+        self._reads.add(site, result)
+        self._reads.add_stems(site, self._stems)
 
 
 class WatchedInt(int):
