@@ -43,14 +43,14 @@ def with_faulty_average(*, before):
     """Train while gradients are averaged once too often: those of one rank's slices, or the averages."""
     average = gradients._in_one_message
 
-    def faulty(world, weights, gradients):
+    def faulty(world, weights, gradients, *factor):
         def divided(tensors):
             return [tensor / world.place.size for tensor in tensors]
 
         return (
-            average(world, weights, divided(gradients))
+            average(world, weights, divided(gradients), *factor)
             if before
-            else divided(average(world, weights, gradients))
+            else divided(average(world, weights, gradients, *factor))
         )
 
     with pytest.MonkeyPatch.context() as patch:
