@@ -425,8 +425,10 @@ class IndexedLoader(ShardedLoader):
         self, dataset: Dataset[Any], plan: Plan, *, seed: int, collate: Collate, **options: Any
     ) -> None:
         self._shares = ShareBatchSampler(plan, seed=seed)
+        may_be_empty = plan.place.size > 1 and not plan.drop_last
+        fetches_batches = bool(getattr(dataset, "__getitems__", None))
         super().__init__(
-            _FetchesBatches(dataset) if getattr(dataset, "__getitems__", None) else dataset,
+            _FetchesBatches(dataset) if may_be_empty and fetches_batches else dataset,
             self._shares,
             batch_sampler=self._shares,
             collate_fn=_CollateOrEmpty(collate, dataset, probe=plan.ends_empty),
