@@ -123,6 +123,9 @@ class Together(Forms):
 
     kind = "train"
 
+    def __getstate__(self):
+        return vars(self)
+
     def __getitems__(self, indices):
         first, *_ = indices
         return [self[index] for index in (first, *indices[1:])]

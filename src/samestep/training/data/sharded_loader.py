@@ -456,9 +456,10 @@ class _FetchesBatches(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any]) -> None:
         vars(self)["_dataset"] = dataset
 
+    def __reduce__(self) -> tuple[Any, ...]:  # else pickle asks the user's data set for a state
+        return type(self), (self._dataset,)
+
     def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # a copy has none yet when it is asked for its methods
-            raise AttributeError(name)
         return getattr(self._dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
