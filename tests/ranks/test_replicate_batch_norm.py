@@ -548,3 +548,14 @@ def test_running_statistics_of_instance_norm_are_the_serial_ones(shares, batch_n
 
     for found in run_ranks(on_rank, 2):
         assert_state(found, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", [nn.InstanceNorm1d, nn.BatchNorm1d], ids=["instance", "batch"])
+def test_a_rank_without_samples_has_an_empty_output_of_norms(norm, training):
+    def on_rank(world):
+        model = norm(3, affine=True, track_running_stats=True).train(training)
+        with replicate(model, world, batch_norm="local"):
+            return model(share_of(world, batch((6, 3, 5), dtype=torch.float32), [6, 0])[0]).shape
+
+    assert run_ranks(on_rank, 2) == [(6, 3, 5), (0, 3, 5)]

@@ -1,6 +1,7 @@
 """`samestep.shard` and `UnpaddedSampler` give each sample once, in an equal number of steps on all ranks."""
 
 import math
+import pickle
 from collections import namedtuple
 
 import pytest
@@ -115,6 +116,31 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_structure():
     assert batch["pair"].number.shape == (0,)
     assert len(batch["pair"].name) == 0
     assert [part.shape for part in batch["list"]] == [(0,), (0,)]
+
+
+class Together(Forms):
+    """Fetches the samples of a batch in one call, which needs at least one of them."""
+
+    kind = "train"
+
+    def __getstate__(self):
+        return vars(self)
+
+    def __getitems__(self, indices):
+        first, *_ = indices
+        return [self[index] for index in (first, *indices[1:])]
+
+
+def test_a_data_set_that_fetches_batches_is_not_called_for_an_empty_share():
+    def last(world):
+        loader = samestep.shard(Together(), batch_size=3, world=world)
+        loader = pickle.loads(pickle.dumps(loader))  # as for loader processes that are spawned
+        assert (loader.dataset.kind, len(loader.dataset)) == ("train", len(Together()))
+        loader.dataset.kind = "test"
+        assert vars(loader.dataset._dataset) == {"kind": "test"}
+        return [batch["x"].shape[0] for batch in loader]
+
+    assert [parts[-1] for parts in run_ranks(last, 3)] == [1, 0, 0]
 
 
 def test_a_detection_loop_counts_each_image_once_if_a_rank_has_none():

@@ -58,6 +58,16 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(changes):
             assert rank.losses == pytest.approx(alone.losses, rel=1e-3)
 
 
+def test_losses_have_the_precision_of_the_training():
+    chosen = exact(exact=1)
+    losses, plain = (
+        train(SoloWorld(), each, sets=digits(150, 30)).losses
+        for each in (chosen, replace(chosen, exact=None))
+    )
+
+    assert losses == pytest.approx(plain, rel=1e-12)
+
+
 def interrupted(world, folder, chosen, *, snapshot=None):
     """Train with a checkpoint every second step, from where `snapshot` was taken; return the last digest."""
     options = RunOptions(checkpoint_steps=2, keep=9)

@@ -429,7 +429,7 @@ def _local_forward(
     tracked: TrackedNorm | None,
     **kwargs: Any,
 ) -> Tensor:
-    if batch.numel() == 0 and uses_batch_statistics(module):
+    if batch.numel() == 0 and not _takes_empty(module):
         if user_forward is not None:
             raise UsageError(
                 f"{type(module).__name__} has a user-defined forward, which cannot run on this rank's empty "
@@ -457,6 +457,11 @@ def _normalize_empty(module: Norm, batch: Tensor) -> Tensor:
     # Part of the graph, so that gradients are zeros; torch's own backward divides by the size 0 and crashes.
     scaled = batch * _per_channel(module.weight, batch) + _per_channel(module.bias, batch)
     return scaled.to(batch.dtype)
+
+
+def _takes_empty(module: Norm) -> bool:
+    """Return whether torch's forward of a norm accepts a batch of no samples as it is."""
+    return isinstance(module, BatchNorm) and not uses_batch_statistics(module)
 
 
 def _is_single(batch: Tensor) -> bool:

@@ -425,8 +425,10 @@ class IndexedLoader(ShardedLoader):
         self, dataset: Dataset[Any], plan: Plan, *, seed: int, collate: Collate, **options: Any
     ) -> None:
         self._shares = ShareBatchSampler(plan, seed=seed)
+        may_be_empty = plan.place.size > 1 and not plan.drop_last
+        fetches_batches = bool(getattr(dataset, "__getitems__", None))
         super().__init__(
-            dataset,
+            _FetchesBatches(dataset) if may_be_empty and fetches_batches else dataset,
             self._shares,
             batch_sampler=self._shares,
             collate_fn=_CollateOrEmpty(collate, dataset, probe=plan.ends_empty),
@@ -443,6 +445,35 @@ class IndexedLoader(ShardedLoader):
     def remaining(self) -> int:
         """See `ShardedLoader.remaining`."""
         return self._shares.plan.remaining(self.position)
+
+
+class _FetchesBatches(Dataset[Any]):
+    """A data set that fetches the samples of a batch in one call, and is not called for an empty share.
+
+    Its other attributes are those of the user's data set, for reading and writing.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        vars(self)["_dataset"] = dataset
+
+    def __reduce__(self) -> tuple[Any, ...]:  # else pickle asks the user's data set for a state
+        return type(self), (self._dataset,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        samples: list[Any] = self._dataset.__getitems__(indices) if indices else []
+        return samples
 
 
 @dataclass(slots=True)

@@ -331,7 +331,9 @@ class ExactStep(Step):
 
     def _through_shards(self, pending: Sequence[ShardBatch]) -> Tensor:
         """Add up all gradients; return this rank's part of the loss, times the number of ranks."""
-        exact, loss = self.exact, torch.zeros((), device=self.exact.device)
+        exact = self.exact
+        dtype = torch.promote_types(self.learner.precision.weights, torch.float32)  # of `share_of_loss`
+        loss = torch.zeros((), dtype=dtype, device=exact.device)
         with closing(exact.shards(self.number)) as shards:
             for position, _ in enumerate(shards):
                 for batch in (micro_batch.batches[position] for micro_batch in pending):

@@ -80,7 +80,7 @@ class TensorBoard:
         if self._writer is None:
             # A killed run has logged steps after its last checkpoint, which are repeated.
             self._writer = SummaryWriter(self._folder, purge_step=step)
-            if step == 1:
+            if step <= 1:  # 0 is an evaluation before the first step
                 text = tomli_w.dumps(dict(self._config))
                 self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()))
         for name, value in figures.items():

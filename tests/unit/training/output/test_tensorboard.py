@@ -43,7 +43,17 @@ def test_rows_and_evaluations_can_be_read_at_once(tmp_path, logger):
     assert scalars(events, "test/accuracy") == [(2, 0.75)]
     assert scalars(events, "test/AUROC") == [(2, 0.9)]
     assert "test/train_loss" not in events.Tags()["scalars"]
-    (text,) = events.Tensors("config/text_summary")
+
+
+@pytest.mark.parametrize("untrained", [True, False], ids=["evaluated first", "trained"])
+def test_the_configuration_is_written_with_the_first_row(tmp_path, logger, untrained):
+    log = logger()
+
+    if untrained:
+        log.evaluation(evaluation_row(0))
+    log.steps([step_row(1)])
+
+    (text,) = events_in(tmp_path).Tensors("config/text_summary")
     assert b'recipe = "digits"' in text.tensor_proto.string_val[0]
 
 

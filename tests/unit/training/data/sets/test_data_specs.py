@@ -10,6 +10,7 @@ from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
 from samestep.training.data.image_set import ImageSet, LazyImages
 from samestep.training.data.loader import ImageLoader, LoaderOptions
+from samestep.training.data.sets import on_demand
 from samestep.training.data.sets.registry import load
 from support.data import shared_data
 from support.vision import torchvision
@@ -126,6 +127,19 @@ def test_mnist_of_torchvision_equals_the_published_one(tmp_path):
         assert label == ours.labels[index]
     assert theirs.mean == pytest.approx(ours.mean, abs=0.01)
     assert load("torchvision:MNIST@16", "test", data_dir=tmp_path)[3][0].shape == (1, 16, 16)
+
+
+class Flowers(list):
+    """A data set of torchvision that has its labels in a private attribute, as Flowers102."""
+
+    _labels = (2, 0)
+
+    def __iter__(self):
+        raise AssertionError("no image is to be read for its label")
+
+
+def test_labels_are_read_without_the_images():
+    assert on_demand._labels_of(Flowers()) == [2, 0]
 
 
 @pytest.mark.parametrize(
