@@ -32,7 +32,7 @@ from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost, UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
-from samestep.base.machine.description import cpu_share
+from samestep.base.machine.description import cpu_share, number_of_workers
 from samestep.base.owned_folders import owned_folder
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
@@ -235,11 +235,10 @@ def workers(number: int | None = None) -> Iterator[None]:
         number: the number of workers; None for one for each core.
 
     Raises:
-        UsageError: `number` is less than 1.
+        UsageError: `number` is no integer of 1 or more, or more than the memory can hold.
     """
-    size = cpu_share().usable if number is None else number
-    if size < 1:
-        raise UsageError(f"samestep.workers({number}): give a number of workers of 1 or more")
+    asked = cpu_share().usable if number is None else number
+    size = number_of_workers(asked, f"samestep.workers({asked!r})")
     with script_with_helpers(size) as account:
         yield
     write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))

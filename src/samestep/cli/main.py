@@ -171,7 +171,7 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     """Report the failure of a command, and return the exit code; one that is not expected is raised again."""
     from samestep.cli.failures import Failure, asks_json
 
-    failure = _failure(error, verb, arguments)
+    failure = _failure(error, arguments)
     code = None if failure is None else failure.log()
     if asks_json(verb, arguments):
         with suppress(OSError):  # it may be stdout that cannot be written
@@ -181,7 +181,7 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     return code
 
 
-def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -> "Failure | None":
+def _failure(error: BaseException, arguments: Sequence[str]) -> "Failure | None":
     """Return the failure that an exception of a command is; None if samestep does not expect it."""
     from samestep.cli.failures import USAGE_ERROR, Failure
 
