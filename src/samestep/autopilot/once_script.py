@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -295,6 +295,7 @@ def splitting_between(
         watch_effects()
         calls = MainCalls(helpers, account, options)
         with (
+            closing(helpers),
             delayed_handlers() as handlers,
             watched_logging(),
             computing_slices(),
@@ -304,7 +305,7 @@ def splitting_between(
             splitting_calls(CallsBeforeHandlers(calls, handlers)),
         ):
             yield
-        calls.end()
+            calls.end()
     finally:
         if os.getpid() == process:  # and not one that the script has forked
             team.close()
