@@ -231,6 +231,22 @@ def test_a_copy_and_a_pickle_are_plain_models():
     run_ranks(on_rank, 2)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("batch_norm", ["global", "local"])
+def test_a_copy_and_a_pickle_can_be_replicated(copied, batch_norm):
+    """Only this finds an average of the weights whose batch norm cannot be updated over all ranks."""
+
+    def on_rank(world):
+        model = normed()
+        with replicate(model, world, batch_norm="global"):
+            plain = copied(copied(model))
+            with replicate(plain, world, batch_norm=batch_norm):
+                plain[:2](torch.full((2, 1, 4, 4), float(world.place.rank), dtype=torch.float64))
+            return plain[1].num_batches_tracked.item()
+
+    assert run_ranks(on_rank, 2) == [1, 1]
+
+
 @pytest.mark.filterwarnings("ignore:.*has replaced torch.autograd.backward:RuntimeWarning")
 def test_a_patch_of_backward_by_another_library_is_kept():
     original, calls = torch.autograd.backward, []

@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -32,7 +32,7 @@ from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost, UsageError
 from samestep.base.machine.c_libraries import keep_freed_memory
-from samestep.base.machine.description import cpu_share
+from samestep.base.machine.description import cpu_share, number_of_workers
 from samestep.base.owned_folders import owned_folder
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
@@ -235,11 +235,10 @@ def workers(number: int | None = None) -> Iterator[None]:
         number: the number of workers; None for one for each core.
 
     Raises:
-        UsageError: `number` is less than 1.
+        UsageError: `number` is no integer of 1 or more, or more than the memory can hold.
     """
-    size = cpu_share().usable if number is None else number
-    if size < 1:
-        raise UsageError(f"samestep.workers({number}): give a number of workers of 1 or more")
+    asked = cpu_share().usable if number is None else number
+    size = number_of_workers(asked, f"samestep.workers({asked!r})")
     with script_with_helpers(size) as account:
         yield
     write_stderr("".join(f"samestep: {line}\n" for line in account.lines()))
@@ -296,6 +295,7 @@ def splitting_between(
         watch_effects()
         calls = MainCalls(helpers, account, options)
         with (
+            closing(helpers),
             delayed_handlers() as handlers,
             watched_logging(),
             computing_slices(),
@@ -305,7 +305,7 @@ def splitting_between(
             splitting_calls(CallsBeforeHandlers(calls, handlers)),
         ):
             yield
-        calls.end()
+            calls.end()
     finally:
         if os.getpid() == process:  # and not one that the script has forked
             team.close()

@@ -18,7 +18,7 @@ from samestep.base.console import discard_output, open_standard_streams
 from samestep.base.errors import Error, UsageError
 from samestep.base.signals import end_by_interrupt_with, ended_by_interrupt, set_last_output
 from samestep.cli.help_text import common_first, help_of, plain_if_narrow, without_needless_types
-from samestep.cli.other_names import REMOVED_COMMANDS, answer_to, own_name
+from samestep.cli.other_names import MISSING_COMMANDS, answer_to, own_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -171,7 +171,7 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     """Report the failure of a command, and return the exit code; one that is not expected is raised again."""
     from samestep.cli.failures import Failure, asks_json
 
-    failure = _failure(error, verb, arguments)
+    failure = _failure(error, arguments)
     code = None if failure is None else failure.log()
     if asks_json(verb, arguments):
         with suppress(OSError):  # it may be stdout that cannot be written
@@ -181,7 +181,7 @@ def _fail(error: BaseException, verb: str | None, arguments: Sequence[str]) -> i
     return code
 
 
-def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -> "Failure | None":
+def _failure(error: BaseException, arguments: Sequence[str]) -> "Failure | None":
     """Return the failure that an exception of a command is; None if samestep does not expect it."""
     from samestep.cli.failures import USAGE_ERROR, Failure
 
@@ -189,7 +189,7 @@ def _failure(error: BaseException, verb: str | None, arguments: Sequence[str]) -
         option = getattr(error, "option_name", None) or ""
         answer = answer_to(option, arguments) or _missing_command(error, arguments) or usage_text(error)
         end = "" if answer.endswith((".", "?", "!")) else "."
-        return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(verb)}", 2)
+        return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(error)}", 2)
     if isinstance(error, Error | KeyboardInterrupt):
         return Failure.of(error)
     if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
@@ -350,8 +350,10 @@ def _is_about(argument: str, name: str) -> bool:
     return value in name if len(value) > _SHORT else name in argument
 
 
-def _help_of(verb: str | None) -> str:
-    return f"samestep {verb} --help" if verb in VERBS else "samestep --help"
+def _help_of(error: typer.TyperException) -> str:
+    """Return the command that prints the help of the command, at any depth, that an error is about."""
+    context: Any = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'samestep'} --help"
 
 
 def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> str | None:
@@ -361,16 +363,21 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     if not commands:
         return None
     message = error.format_message()
-    if "Did you mean" in message and not Path(arguments[0]).is_file():
+    missing = (f"{context.command_path} {word}" for word in arguments)
+    if command := next((name for name in missing if name in MISSING_COMMANDS), None):
+        return f"there is no {command}: {MISSING_COMMANDS[command]}"
+    if "Did you mean" in message and not _is_script(arguments[0]):
         return None
     if context.parent is None:
         message = message.partition(" Did you mean")[0]
-        script = next((word for word in arguments if Path(word).is_file()), None)
+        script = next(filter(_is_script, arguments), None)
         return script and f"{message.rstrip('.')}. To run {script}, give: samestep run {script}"
-    removed = (f"{context.info_name} {word}" for word in arguments)
-    if command := next((name for name in removed if name in REMOVED_COMMANDS), None):
-        return f"there is no samestep {command}: {REMOVED_COMMANDS[command]}"
     return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
+
+
+def _is_script(word: str) -> bool:
+    """Return whether a word is a script, also one that does not exist, as in another folder."""
+    return word.endswith(".py") or Path(word).is_file()
 
 
 def usage_text(error: typer.TyperException) -> str:

@@ -79,10 +79,11 @@ ANSWERS = {
 }
 """Options that samestep does not have, each with what to do."""
 
-REMOVED_COMMANDS = {
-    "submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py"
+MISSING_COMMANDS = {
+    "samestep submit mpi": "give samestep run to mpirun: mpirun -np 4 --hostfile hosts samestep run train.py",
+    "samestep version": "give samestep --version",
 }
-"""Commands that samestep had before 0.2, each with what to do."""
+"""Commands that samestep does not have, each with what to do."""
 
 
 def dashed(name: str) -> str:

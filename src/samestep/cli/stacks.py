@@ -134,11 +134,16 @@ def _list_runs(records: Sequence[EventRecord]) -> None:
         print(f"no run of this user on this host has a record in {event_record.folder()}")
         return
     print(f"{'PID':>9}  workers  alive  script")
-    for launcher, group in groupby(records, key=lambda record: record.worker.launcher):
-        workers = list(group)
-        alive = sum(worker.life == "alive" for worker in workers)
-        print(f"{launcher:>9}  {len(workers):>7}  {alive:>5}  {workers[0].worker.script}")
+    runs = [list(group) for _, group in groupby(records, key=lambda record: record.worker.launcher)]
+    # Runs of the last day that failed can fill the terminal; those that are running stand at its end.
+    for workers in sorted(runs, key=_number_alive):
+        worker = workers[0].worker
+        print(f"{worker.launcher:>9}  {len(workers):>7}  {_number_alive(workers):>5}  {worker.script}")
     print(f"records: {event_record.folder()}")
+
+
+def _number_alive(workers: Sequence[EventRecord]) -> int:
+    return sum(worker.life == "alive" for worker in workers)
 
 
 def _lines(record: EventRecord, stack: Sequence[Frame], events: int, *, with_libraries: bool) -> list[str]:

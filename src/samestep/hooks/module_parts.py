@@ -98,6 +98,27 @@ def original_forward(module: nn.Module) -> Forward:
     return forward
 
 
+_REDIRECTION = "__samestep_redirection__"
+"""Attribute of a forward that `redirect` has made: a reference to its module, and the forward before it."""
+
+
+def own_forward(module: nn.Module) -> Forward:
+    """Return the function that is the forward of `module`, its class's if it has no other.
+
+    A copy of a redirected module has the new forward, too, which runs the original: that one is returned.
+    """
+    function: Any = vars(module).get("forward")
+    if isinstance(function, MethodType) and function.__self__ is module:
+        function = function.__func__
+    while (redirection := getattr(function, _REDIRECTION, None)) is not None:
+        redirected, before = redirection
+        if redirected() is module:
+            break
+        function = before
+    forward: Forward = type(module).forward if function is None else function
+    return forward
+
+
 def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) -> Undo:
     """Make calls of `module` run ``replacement(module, ...)``; return a function that undoes this.
 
@@ -127,6 +148,7 @@ def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) 
 
     if not compiled:
         forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    setattr(forward, _REDIRECTION, (here, before))
     vars(module)["forward"] = MethodType(forward, module)
 
     def undo() -> None:

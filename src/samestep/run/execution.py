@@ -32,6 +32,7 @@ from typing import NoReturn, TypeAlias
 from samestep.base import env, event_record
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, OutOfStep, PeerLost, StepsDiffer, UsageError, WorkerFailed
+from samestep.base.machine.accelerators import advice_on
 from samestep.base.machine.description import cpu_share
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
@@ -190,7 +191,8 @@ def log_failure(decision: Decision, outcome: Outcome, restarts: Restarts) -> Non
         log(f"the last events of each worker: samestep stacks {os.getpid()}")
     is_of_rank = decision.size > 1 and not decision.starts_own_workers and not decision.runs_once
     effect = "the others were stopped" if is_of_rank else "the run is over"
-    log(f"{words}; {effect}{restarts.in_words()}.")
+    advice = advice_on(cause.message)
+    log(f"{words}; {effect}{restarts.in_words()}.{advice and f' {advice}.'}")
 
 
 def _trains_alone_in_scratch(decision: Decision, outcome: Outcome) -> bool:

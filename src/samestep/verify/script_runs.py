@@ -7,6 +7,7 @@ from typing import Any
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
+from samestep.base.machine.accelerators import advice_on
 from samestep.base.units import counted, one_line
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch
@@ -89,7 +90,8 @@ def require_end(run: RunRecord, script: Script, where: str) -> None:
         UsageError: it failed.
     """
     if run.facts.ended not in ("steps", "end"):
-        raise UsageError(f"{script.program.target} fails {where}: {_failure(run)}.")
+        advice = advice_on(run.facts.message)
+        raise UsageError(f"{script.program.target} fails {where}: {_failure(run)}.{advice and f' {advice}.'}")
 
 
 def _failure(run: RunRecord) -> str:

@@ -1,10 +1,12 @@
 """A script that runs once, with helpers, gives what it gives without them, whatever it does to its model."""
 
+import io
 import os
 import signal
 import threading
 import time
 import warnings
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 
 import pytest
@@ -475,6 +477,28 @@ def test_changes_of_a_model_reach_the_helpers(processes, script):
     ((found, account),) = processes.run(with_helpers, 1, script, 1)
     assert found == pytest.approx(alone, rel=1e-9, abs=1e-12)
     assert [line for line in account if "split" in line and "unsplit" not in line], account
+
+
+def backward_after_the_block(_, helpers, fails):
+    """Return the gradients of a call whose backward comes after the helpers' end, and lines on stderr."""
+    model, _, x = made()
+    errors = io.StringIO()
+    with redirect_stderr(errors), suppress(KeyError), script_with_helpers(1 + helpers, forks=True):
+        found = model(x)
+        if fails:
+            raise KeyError
+    with redirect_stderr(errors):
+        found.sum().backward()
+    return [parameter.grad.sum().item() for parameter in model.parameters()], errors.getvalue()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_backward_after_the_block_is_computed_without_helpers_and_accuses_none(processes, fails):
+    """Only this finds the last output of a notebook's block, used in a later cell."""
+    ((alone, _),) = processes.run(backward_after_the_block, 1, 0, fails)
+    ((found, errors),) = processes.run(backward_after_the_block, 1, 1, fails)
+    assert found == pytest.approx(alone, rel=1e-9, abs=1e-12)
+    assert errors == ""
 
 
 def test_helpers_select_kernels_as_the_script_does(run):

@@ -122,6 +122,18 @@ def test_batch_norm_averages_the_statistics_of_shards_and_counts_steps():
     assert made.num_batches_tracked == 2
 
 
+@pytest.mark.parametrize(("threads", "expected"), [({}, 1), ({"threads": 3}, 3), ({"threads": None}, 2)])
+def test_the_threads_are_not_a_workers_share_of_the_cores(threads, expected):
+    """Only this finds one worker with both cores, which has other bits than two with one each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Exact(model(), shards=2, world=SoloWorld(), **threads)
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_random_numbers_outside_do_not_depend_on_shards():
     made = model()
     torch.manual_seed(5)

@@ -37,7 +37,11 @@ def test_an_unknown_verb_is_one_line_with_a_suggestion(capsys):
         (["launch", "-n", "2", "train.py"], ["'launch'", "samestep run train.py"]),
         (["submit", "train.py"], ["'train.py'", "slurm, kubernetes"]),
         (["submit", "-n", "2", "train.py"], ["-n", "slurm, kubernetes"]),
-        (["lab", "nosuch"], ["'nosuch'", "hello"]),
+        (["lab", "nosuch"], ["'nosuch'", "hello", "samestep lab --help"]),
+        (["lab", "start"], ["NAME", "samestep lab start --help"]),
+        (["submit", "slurm"], ["PROGRAM", "samestep submit slurm --help"]),
+        (["elsewhere/train.py"], ["samestep run elsewhere/train.py"]),
+        (["version"], ["samestep --version"]),
     ],
 )
 def test_words_without_their_command_are_answered_with_the_command(

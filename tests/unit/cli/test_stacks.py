@@ -3,10 +3,12 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from samestep.base import event_record
+from samestep.cli import stacks
 from samestep.cli.main import run_command
 from samestep.ranks.hang.rank_status import RankStatus, Wait
 
@@ -43,6 +45,16 @@ def test_a_worker_is_shown_by_process_and_by_folder(run, record, capsys):
         assert "waits in all_reduce #9 for 4 s" in shown
         assert "optimizer step 8" in shown
         assert "in test_a_worker_is_shown_by_process_and_by_folder" in shown
+
+
+def test_runs_that_are_running_stand_at_the_end_of_the_list(monkeypatch, capsys):
+    (alive,) = event_record.read_records(event_record.folder())
+    ended = replace(alive, life="dead", worker=replace(alive.worker, launcher=10**8, script="ended.py"))
+    monkeypatch.setattr(stacks, "read_records", lambda _: [alive, ended])
+
+    assert run_command(["stacks"]) == 0
+    _, *runs, _ = capsys.readouterr().out.splitlines()
+    assert [run.split()[-1] for run in runs] == ["ended.py", "train.py"]
 
 
 def test_json_has_each_worker(capsys):

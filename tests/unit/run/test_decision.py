@@ -6,7 +6,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.launch.job import Job, Nodes, Program
 from samestep.launch.local.failure import Failure
-from samestep.launch.local.local_backend import Outcome
+from samestep.launch.local.local_backend import Outcome, Restarts
 from samestep.run import decision as decision_module
 from samestep.run.decision import banner, decide, dry_run_lines, with_checks
 from samestep.run.execution import log_failure
@@ -90,6 +90,17 @@ def test_a_failure_that_may_be_a_consequence_of_another_node_is_logged_with_its_
     (line,) = capsys.readouterr().err.splitlines()
     assert "rank 1 of 4" in line
     assert "PeerLost (exit code 1): rank 2 of 4 did not come within 600 s." in line
+
+
+@pytest.mark.parametrize(
+    ("message", "is_advised"),
+    [("Found no NVIDIA driver on your system.", True), ("CUDA out of memory", False)],
+)
+def test_a_failure_for_want_of_a_gpu_is_logged_with_the_option_for_that(settled, capsys, message, is_advised):
+    failed = Failure(rank=0, local_rank=0, pid=7, exit_code=1, error="RuntimeError", message=message)
+    log_failure(settled(NATIVE, {}, workers=2), Outcome(cause=failed), Restarts(0))
+
+    assert ("--device cpu" in capsys.readouterr().err) == is_advised
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])

@@ -13,9 +13,9 @@ from samestep.verify.trace import Facts, Step, Trace
 SCRIPT = Script(program=Program(target="train.py"), kind="serial")
 
 
-def ended_by(how, *, failure=None):
+def ended_by(how, *, failure=None, message=""):
     """Return the record of a run of 30 steps."""
-    facts = Facts(rank=0, epsilon=1e-7, ended=how)
+    facts = Facts(rank=0, epsilon=1e-7, ended=how, message=message)
     return RunRecord(
         [Trace(facts, [Step(index=index) for index in range(30)], 30)], runs_once=False, failure=failure
     )
@@ -33,6 +33,12 @@ def test_a_reference_that_has_failed_is_refused(how, failure):
     """Only this finds steps that are compared with those of a run which ran out of memory."""
     with pytest.raises(UsageError, match=r"train\.py fails on 1 worker"):
         require_end(ended_by(how, failure=failure), SCRIPT, "on 1 worker")
+
+
+def test_a_reference_that_has_failed_for_want_of_a_gpu_is_refused_with_the_option_for_that():
+    ended = ended_by("AssertionError", message="Torch not compiled with CUDA enabled")
+    with pytest.raises(UsageError, match="--device cpu"):
+        require_end(ended, SCRIPT, "on 1 worker")
 
 
 @pytest.mark.parametrize("how", ["steps", "end"])

@@ -89,6 +89,11 @@ class Helpers:
             with suppress(PeerLost):  # which have ended, then
                 self.line.send(End())
 
+    def close(self) -> None:
+        """Let this process compute alone what it still needs of calls, such as a backward after the block."""
+        self.are_lost = True
+        self.slices.graphs.clear()
+
     def share_cores(self) -> None:
         """Compute with this rank's share of the cores from now on: the helpers have the others."""
         self._unsplit = 0

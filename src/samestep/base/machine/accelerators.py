@@ -14,6 +14,14 @@ from samestep.base.errors import UsageError
 
 _QUESTION = "import torch; print(torch.accelerator.device_count() if torch.accelerator.is_available() else 0)"
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")
+_NOT_HERE = (
+    "Torch not compiled with CUDA",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "torch.cuda.is_available() is False",
+    "doesn't have NCCL built in",
+)
+"""Parts of torch's errors of a script that names CUDA devices, where there are none."""
 
 
 def accelerator_count(dev: Path = Path("/dev")) -> int:
@@ -24,6 +32,16 @@ def accelerator_count(dev: Path = Path("/dev")) -> int:
 def can_have_accelerators(dev: Path = Path("/dev")) -> bool:
     """Return whether this machine can have accelerators: it has a device file, or is not one of Linux."""
     return sys.platform != "linux" or any(any(dev.glob(pattern)) for pattern in _DEVICE_FILES)
+
+
+def advice_on(message: str) -> str:
+    """Return what to do about an error of a script that names a device which is not here; else nothing.
+
+    >>> advice_on("Torch not compiled with CUDA enabled")
+    '--device cpu runs a script that names cuda on processors'
+    """
+    is_missing = any(part in message for part in _NOT_HERE)
+    return "--device cpu runs a script that names cuda on processors" if is_missing else ""
 
 
 def visible_gpus(environment: Mapping[str, str], total: int, chosen: slice) -> dict[str, str]:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor
+from operator import index
 from pathlib import Path
 
 from samestep.base import env
@@ -300,6 +301,22 @@ def refuse_beyond_memory(workers: int) -> None:
             f"{workers:,} workers on this node need at least {bytes_text(least)} of memory, and it has "
             f"{bytes_text(memory)}. Use {counted(usable, 'worker')}, one per usable core, or more nodes."
         )
+
+
+def number_of_workers(given: int, call: str) -> int:
+    """Return the number of workers that a call of a public function asks for.
+
+    Raises:
+        UsageError: `given` is no integer of 1 or more, or more than the memory can hold.
+    """
+    try:
+        workers = index(given)  # NumPy's integers are integers, too
+    except TypeError:
+        workers = 0
+    if workers < 1:
+        raise UsageError(f"{call}: the number of workers must be an integer of 1 or more.")
+    refuse_beyond_memory(workers)
+    return workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import UsageError, WorkerFailed
-from samestep.base.machine.description import refuse_beyond_memory
+from samestep.base.machine.description import number_of_workers
 from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted
 from samestep.launch.local.child import Entry, Report, ReportPipe, Start, interpreter
@@ -59,8 +59,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
 
     Raises:
         WorkerFailed: a worker failed; the message has the traceback of the first. The others are stopped.
-        UsageError: `n` is less than 1, or more than the memory can hold; or a launcher has started several
-            processes on a node.
+        UsageError: `n` is no integer of 1 or more, or more than the memory can hold; or a launcher has
+            started several processes on a node.
         DetectionError: the first of several nodes is unknown.
         PeerLost: another node did not arrive.
 
@@ -70,9 +70,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any) -> list[T]:
         >>> spawn(total, 2, 10)  # doctest: +SKIP
         [21.0, 21.0]
     """
-    if n < 1:
-        raise UsageError(f"spawn({getattr(fn, '__name__', fn)}, {n}): there must be at least one worker.")
-    refuse_beyond_memory(n)
+    n = number_of_workers(n, f"samestep.spawn({getattr(fn, '__name__', fn)}, {n!r})")
     node = _node_of_several()
     if fork_is_safe() and release_compute_threads():
         return _in_processes(_forked_entry(fn, args), n, node)

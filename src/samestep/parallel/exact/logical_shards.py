@@ -274,14 +274,15 @@ class Exact:
             optimizer.zero_grad()
 
     All ranks create it; parameters and buffers become those of rank 0. The bits depend on the number of
-    threads, the processor and the version of torch (see `samestep.parallel.exact.identity`), and training is
-    deterministic only if its operations are.
+    threads, which must not be each worker's share of the cores, and on the processor and the version of torch
+    (see `samestep.parallel.exact.identity`). Training is deterministic only if its operations are.
 
     Args:
         model: a model whose training forward depends only on the shard's samples, on random numbers of torch,
             numpy or Python, and on buffers.
         shards: S, at least the number of ranks.
         seed: the seed of the random numbers in forward.
+        threads: threads with which this process computes from now on; None: those that it has.
         world: the ranks; by default those of the job that was joined here.
 
     Raises:
@@ -289,7 +290,15 @@ class Exact:
         OutOfStep: the ranks have different models, or their machines compute other bits.
     """
 
-    def __init__(self, model: nn.Module, *, shards: int, seed: int = 0, world: World | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        shards: int,
+        seed: int = 0,
+        threads: int | None = 1,
+        world: World | None = None,
+    ) -> None:
         self._world = current() if world is None else world
         place = self._world.place
         if shards < place.size:
@@ -303,6 +312,8 @@ class Exact:
                 "the model has SyncBatchNorm, whose result depends on the number of workers. Use "
                 "nn.BatchNorm, which normalizes each shard."
             )
+        if threads is not None:
+            torch.set_num_threads(threads)
         if place.size > 1:
             check_same_environment(self._world)
             check_same_structure(self._world, model)

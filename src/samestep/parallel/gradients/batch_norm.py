@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from samestep.base.errors import UsageError
-from samestep.hooks.module_parts import Forward, Undo, original_forward, redirect
+from samestep.hooks.module_parts import Forward, Undo, original_forward, own_forward, redirect
 from samestep.parallel.gradients.bucket import Kind, copy_all, kind_of
 from samestep.ranks.world.protocol import World
 
@@ -469,8 +469,7 @@ def _is_single(batch: Tensor) -> bool:
 
 
 def _has_torch_forward(module: Norm) -> bool:
-    known = (BatchNorm.forward, InstanceNorm.forward)
-    return type(module).forward in known and "forward" not in vars(module)
+    return own_forward(module) in (BatchNorm.forward, InstanceNorm.forward)
 
 
 def raise_now(has_failed: Tensor, message: str) -> None:

@@ -291,7 +291,8 @@ def synchronized_step(
     forward = compiled(learner.model, settings)
     common: dict[str, Any] = {"learner": learner, "settings": settings, "forward": forward, "clock": clock}
     if settings.exact is not None:
-        exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, world=world)
+        # The command has set the threads, to 1 or to those of ``--threads``.
+        exact = Exact(learner.model, shards=settings.exact, seed=settings.seed, threads=None, world=world)
         with deterministic(world.device):
             yield ExactStep(exact=exact, number=number, **common), exact.check
         return

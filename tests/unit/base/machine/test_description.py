@@ -1,7 +1,9 @@
 """The CPUs and the memory that a process may use are read from the kernel's files."""
 
+import numpy as np
 import pytest
 
+from samestep.base.errors import UsageError
 from samestep.base.machine.description import (
     Core,
     CpuShare,
@@ -12,6 +14,7 @@ from samestep.base.machine.description import (
     gpu_nodes,
     machine,
     memory_limit,
+    number_of_workers,
     package_version,
 )
 
@@ -271,3 +274,13 @@ def test_gpus_of_other_jobs_are_not_counted(kernel_files):
 def test_gpus_without_a_numa_node_have_no_nodes(kernel_files, tmp_path):
     assert gpu_nodes(None, root=kernel_files(gpus(-1, -1)), opens=lambda _: True) == ()
     assert gpu_nodes(None, root=tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize("given", ["2", "auto", 2.0, None, 0, -1, 10**6])
+def test_a_number_of_workers_that_cannot_start_is_refused(given):
+    with pytest.raises(UsageError):
+        number_of_workers(given, f"samestep.workers({given!r})")
+
+
+def test_an_integer_of_numpy_is_a_number_of_workers():
+    assert number_of_workers(np.int64(2), "samestep.workers(2)") == 2
