@@ -99,7 +99,7 @@ def run_launched(
                 serve(*helper_rank(world), threads=threads)
             return Ending()
         account = Account(world.place.size)
-        team = _unless_lost(lambda: main_rank(world, timeout_s=limit_s, threads=threads))
+        team = _unless_lost(lambda: main_rank(world, timeout_s=limit_s, threads=threads), account)
         with ExitStack() as stack:
             if team is not None:
                 helped = splitting_between(team, account, options, threads=threads, before=threads)
@@ -263,7 +263,7 @@ def script_with_helpers(
         return
     # The launcher has given each worker its share of the cores, and this is one of them.
     threads = before if forks else max(1, before // size)
-    processes = _unless_lost(lambda: HelperProcesses(forks=forks))
+    processes = _unless_lost(lambda: HelperProcesses(forks=forks), account)
     if processes is None:
         yield account
         return
@@ -289,7 +289,7 @@ def splitting_between(
     process = os.getpid()
     try:
         all_threads = max(before, min(cpu_share().usable, threads * team.size))
-        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads))
+        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads), account)
         if helpers is None:
             yield
             return
@@ -312,10 +312,11 @@ def splitting_between(
             torch.set_num_threads(before)
 
 
-def _unless_lost(start: Callable[[], T]) -> T | None:
+def _unless_lost(start: Callable[[], T], account: Account) -> T | None:
     """Return what starts helpers; None, and a line on stderr, if they cannot be had."""
     try:
         return start()
     except (OSError, PeerLost, NotConnected) as error:
         write_stderr(f"samestep: no helper can be started ({error}): one process computes all calls.\n")
+        account.size = 1  # else the script would be said to have left the others unused
         return None
