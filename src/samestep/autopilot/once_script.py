@@ -14,7 +14,7 @@ import torch
 from samestep.autopilot.equivalence.effects import watch_effects, watched_logging
 from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.overlay_files import Overlay, writing_to
-from samestep.autopilot.helpers.helper import computing_slices, serve, silent
+from samestep.autopilot.helpers.helper import computing_slices, serve, signals_left_to_main, silent
 from samestep.autopilot.helpers.helper_processes import HelperProcesses, Helpers, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
@@ -95,7 +95,8 @@ def run_launched(
     with own_device(options) as device, join_team(device=device, timeout_s=limit_s) as world:
         threads = torch.get_num_threads()
         if not world.place.is_main:
-            with silent(world.place.rank), suppress(NotConnected):  # then the main rank computes alone
+            # Ranks that are not connected leave all to the main rank.
+            with signals_left_to_main(world.place), silent(world.place.rank), suppress(NotConnected):
                 serve(*helper_rank(world), threads=threads)
             return Ending()
         account = Account(world.place.size)
