@@ -142,7 +142,7 @@ class FollowedJob(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStart:
-    """Which part of a log is the job's: an earlier job may have written a log of this name."""
+    """The start of a job's own part of its log, since an earlier job may have written a log of this name."""
 
     since_ns: int = 0  # modification time from which on it can be the job's
     appends: bool = False  # whether the job leaves what is in it, and does not overwrite it
@@ -165,9 +165,9 @@ class LogReader:
     def read(self, path: Path | None) -> None:
         """Print what was added since the last call."""
         try:
-            if path is None or self._is_left(found := path.stat()):
+            if path is None or self._is_left(status := path.stat()):
                 return
-            if not (size := found.st_size) or size == self._read:
+            if not (size := status.st_size) or size == self._read:
                 return
             if size < self._read:  # it was overwritten
                 self._read = 0
@@ -179,16 +179,16 @@ class LogReader:
         self._read += len(new)
         self._show(new)
 
-    def _is_left(self, found: os.stat_result) -> bool:
+    def _is_left(self, status: os.stat_result) -> bool:
         """Return whether a log is still as an earlier job has left it.
 
         Its time alone does not tell: the clocks of file systems differ.
         """
-        state = (found.st_mtime_ns, found.st_size)
+        state = (status.st_mtime_ns, status.st_size)
         if self._left is None:
-            is_older = found.st_mtime_ns < self._start.since_ns
+            is_older = status.st_mtime_ns < self._start.since_ns
             self._left = state if is_older else (0, 0)
-            self._read = found.st_size if is_older and self._start.appends else 0
+            self._read = status.st_size if is_older and self._start.appends else 0
         return state == self._left
 
 

@@ -236,7 +236,7 @@ def test_the_log_of_an_earlier_job_is_not_printed(tmp_path, appends, in_file):
 
 
 @pytest.mark.parametrize("cut_off", [False, True])
-def test_a_job_that_has_run_without_a_log_is_told(tmp_path, cut_off):
+def test_a_missing_log_is_reported_where_there_must_be_one(tmp_path, cut_off):
     log = tmp_path / "log-%N"
     job = Scripted(JobStatus(words="ends", log=log, exit_code=53, cut_off=cut_off))
 
