@@ -14,7 +14,7 @@ import torch
 from samestep.autopilot.equivalence.effects import watch_effects, watched_logging
 from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.overlay_files import Overlay, writing_to
-from samestep.autopilot.helpers.helper import computing_slices, serve, silent
+from samestep.autopilot.helpers.helper import computing_slices, serve, signals_left_to_main, silent
 from samestep.autopilot.helpers.helper_processes import HelperProcesses, Helpers, StartedTeam
 from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
@@ -95,11 +95,12 @@ def run_launched(
     with own_device(options) as device, join_team(device=device, timeout_s=limit_s) as world:
         threads = torch.get_num_threads()
         if not world.place.is_main:
-            with silent(world.place.rank), suppress(NotConnected):  # then the main rank computes alone
+            # Ranks that are not connected leave all to the main rank.
+            with signals_left_to_main(world.place), silent(world.place.rank), suppress(NotConnected):
                 serve(*helper_rank(world), threads=threads)
             return Ending()
         account = Account(world.place.size)
-        team = _unless_lost(lambda: main_rank(world, timeout_s=limit_s, threads=threads))
+        team = _unless_lost(lambda: main_rank(world, timeout_s=limit_s, threads=threads), account)
         with ExitStack() as stack:
             if team is not None:
                 helped = splitting_between(team, account, options, threads=threads, before=threads)
@@ -262,7 +263,7 @@ def script_with_helpers(
         return
     # The launcher has given each worker its share of the cores, and this is one of them.
     threads = before if forks else max(1, before // size)
-    processes = _unless_lost(lambda: HelperProcesses(forks=forks))
+    processes = _unless_lost(lambda: HelperProcesses(forks=forks), account)
     if processes is None:
         yield account
         return
@@ -288,7 +289,7 @@ def splitting_between(
     process = os.getpid()
     try:
         all_threads = max(before, min(cpu_share().usable, threads * team.size))
-        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads))
+        helpers = _unless_lost(lambda: Helpers(team, threads=threads, all_threads=all_threads), account)
         if helpers is None:
             yield
             return
@@ -312,10 +313,11 @@ def splitting_between(
             torch.set_num_threads(before)
 
 
-def _unless_lost(start: Callable[[], T]) -> T | None:
+def _unless_lost(start: Callable[[], T], account: Account) -> T | None:
     """Return what starts helpers; None, and a line on stderr, if they cannot be had."""
     try:
         return start()
     except (OSError, PeerLost, NotConnected) as error:
         write_stderr(f"samestep: no helper can be started ({error}): one process computes all calls.\n")
+        account.size = 1  # else the script would be said to have left the others unused
         return None

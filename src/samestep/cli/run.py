@@ -104,7 +104,8 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
         return None
     table = read_toml(path)
     if path.name == PROJECT:
-        table = table.get("tool", {}).get("samestep", {})
+        tools = table.get("tool", {})
+        table = tools.get("samestep", {}) if isinstance(tools, Mapping) else {}
         if not isinstance(table, Mapping):
             raise UsageError(f"{path}: samestep is a table: write [{_TABLE}] on a line of its own.")
     context.default_map = defaults_in(path, table, context)
@@ -112,11 +113,12 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def _project() -> Path | None:
-    """Return the nearest ``pyproject.toml`` of the working folder, if it has a table for samestep."""
+    """Return the nearest ``pyproject.toml`` of the working folder, if it can have a table for samestep."""
     here = Path.cwd()
     path = next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
     with suppress(OSError, ValueError):
-        if path is not None and f"[{_TABLE}]" in path.read_text(encoding="utf-8"):
+        # TOML has several notations of a table. Only a file that possibly has this one must be valid.
+        if path is not None and "samestep" in path.read_text(encoding="utf-8"):
             return path
     return None
 

@@ -21,7 +21,7 @@ from samestep.cli.options.declare import WORKERS_PANEL, grouped, option, switch,
 from samestep.cli.run import SETTINGS
 from samestep.launch.job import Program
 from samestep.run.decision import recognize_script, refuse_several_tasks
-from samestep.submit.follow import FollowedJob, follow
+from samestep.submit.follow import FollowedJob, LogStart, follow
 from samestep.submit.job_command import VERBS, JobCommand, parse_command, per_node
 from samestep.submit.kubernetes import OPERATORS, FollowedKubernetesJob, KubernetesJob, manifest, service_name
 from samestep.submit.kubernetes import submit as submit_to_kubernetes
@@ -75,20 +75,30 @@ class Submission:
             _write(encoded(text), sys.stdout)
         return 0
 
-    def follow(self, job: FollowedJob, file: Path) -> int:
+    def follow(self, job: FollowedJob, file: Path, *, appends: bool = False) -> int:
         """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
 
+        `file` is the script of the job, which is older than its log; `appends`: see `LogStart`.
         With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
         """
         code = None
         console = _Console(sys.stderr if self.as_json else sys.stdout)
         try:
             if not self.detach:
-                code = follow(job, log=console.log, show=console.write, show_times=console.show_times)
+                start = LogStart(since_ns=file.stat().st_mtime_ns, appends=appends)
+                code = follow(
+                    job,
+                    start=start,
+                    log=console.log,
+                    show=console.write,
+                    show_times=console.show_times,
+                )
         except KeyboardInterrupt:
             code = INTERRUPTED
             console.show_times("")
             log(f"{job.name} continues, and is no longer followed. To stop it: {job.stop}")
+        finally:
+            job.close()
         if self.as_json:
             ended = None if code == INTERRUPTED else code
             print(json_line({"job": job.number, "file": str(file), "stop": job.stop, "exit_code": ended}))
@@ -201,7 +211,7 @@ def slurm(
         where = f"{counted(job.workers, 'worker')} on {counted(size.nodes, 'node')}"
         log(f"{submitted.name} is submitted: {where}. Its script is {file}.")
     signals.heed()
-    return submission.follow(submitted, file)
+    return submission.follow(submitted, file, appends=requeue)
 
 
 @grouped

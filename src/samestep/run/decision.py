@@ -348,9 +348,10 @@ def oversubscription(decision: Decision) -> str:
         return ""
     if decision.job.program.kind != "executable":
         refuse_beyond_memory(workers)
+    flag = "-n" if decision.plan.nodes.count == 1 else "--nproc-per-node"  # -n is for all nodes
     return (
         f"warning: {workers} workers share {counted(usable, 'usable core')}, so they wait for each other and "
-        f"are slower than {counted(usable, 'worker')}. Give -n {usable}, or more cores or nodes."
+        f"are slower than {counted(usable, 'worker')}. Give {flag} {usable}, or more cores or nodes."
     )
 
 

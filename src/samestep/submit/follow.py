@@ -1,5 +1,6 @@
 """Follows a job to its end: prints each change of its state, its times, and its log as it grows."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -135,18 +136,38 @@ class FollowedJob(Protocol):
     def status(self) -> JobStatus:
         """Return the present state of the job."""
 
+    def close(self) -> None:
+        """End what was started to follow the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStart:
+    """The start of a job's own part of its log, since an earlier job may have written a log of this name."""
+
+    since_ns: int = 0  # modification time from which on it can be the job's
+    appends: bool = False  # whether the job leaves what is in it, and does not overwrite it
+
 
 class LogReader:
     """A reader of a file that grows; `show` prints each new part."""
 
-    def __init__(self, show: Callable[[bytes], None]) -> None:
-        self._show = show
+    def __init__(self, show: Callable[[bytes], None], start: LogStart) -> None:
+        self._show, self._start = show, start
         self._read = 0
+        # Time and size of a log that an earlier job has left; 0, 0 of none; None if no log has been seen.
+        self._left: tuple[int, int] | None = None
+
+    @property
+    def has_log(self) -> bool:
+        """Whether there was a log."""
+        return self._left is not None
 
     def read(self, path: Path | None) -> None:
         """Print what was added since the last call."""
         try:
-            if path is None or not (size := path.stat().st_size) or size == self._read:
+            if path is None or self._is_left(status := path.stat()):
+                return
+            if not (size := status.st_size) or size == self._read:
                 return
             if size < self._read:  # it was overwritten
                 self._read = 0
@@ -158,10 +179,23 @@ class LogReader:
         self._read += len(new)
         self._show(new)
 
+    def _is_left(self, status: os.stat_result) -> bool:
+        """Return whether a log is still as an earlier job has left it.
+
+        Its time alone does not tell: the clocks of file systems differ.
+        """
+        state = (status.st_mtime_ns, status.st_size)
+        if self._left is None:
+            is_older = status.st_mtime_ns < self._start.since_ns
+            self._left = state if is_older else (0, 0)
+            self._read = status.st_size if is_older and self._start.appends else 0
+        return state == self._left
+
 
 def follow(
     job: FollowedJob,
     *,
+    start: LogStart = LogStart(),
     log: Callable[[str], None],
     show: Callable[[bytes], None],
     show_times: Callable[[str], None] = lambda _: None,
@@ -172,6 +206,7 @@ def follow(
 
     Args:
         job: the job.
+        start: which part of its log is its own.
         log: receives each change of its state, as a sentence.
         show: prints its output.
         show_times: receives, again and again, how long it waits or has run, and what is known about the
@@ -185,7 +220,7 @@ def follow(
         times.epochs.read(new, now())
         show(new)
 
-    reader, logged, every, polled = LogReader(show_output), "", _FIRST_S, float("-inf")
+    reader, logged, every, polled = LogReader(show_output, start), "", _FIRST_S, float("-inf")
     status = JobStatus(words="")
     while True:
         if (time := now()) - polled >= every:
@@ -198,6 +233,8 @@ def follow(
                 more = times.change_in_words(time) if status.is_known else ""
                 log(f"{job.name} {status.words}{more}.")
                 logged, every = status.words, _FIRST_S
+            if status.exit_code is not None and not (reader.has_log or status.cut_off or status.log is None):
+                log(f"there is no log {status.log} here.")
             every = min(every * _GROWTH, _LONGEST_WAITING_S if status.waits else _LONGEST_S)
             if status.exit_code is not None:
                 return status.exit_code

@@ -342,13 +342,19 @@ class FollowedKubernetesJob:
             words = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             waits = not states["running"]
             return JobStatus(
-                words=f"has pods: {words}" if words else "has no pods yet", log=self._log, waits=waits
+                words=f"has pods: {words}" if words else "has no pods yet", log=self._copied(), waits=waits
             )
         self._end_log()
         codes = [code for pod in pods for code in _exit_codes(pod) if code]
         code = 0 if ended else next(iter(codes), 1)
         words = "has ended well" if ended else f"has failed, exit code {code}"
-        return JobStatus(words=words, log=self._log, exit_code=code, cut_off=not ended and not codes)
+        return JobStatus(words=words, log=self._copied(), exit_code=code, cut_off=not ended and not codes)
+
+    def close(self) -> None:
+        """End the copying of the output."""
+        if self._copy is not None:
+            self._copy.kill()
+            self._copy.wait()
 
     def _get(self, words: list[str]) -> dict[str, Any]:
         """Return resources; none while the cluster does not answer, because the job continues."""
@@ -357,6 +363,10 @@ class FollowedKubernetesJob:
             if answer.code == 0 and isinstance(document := json.loads(answer.out), dict):
                 return document
         return {}
+
+    def _copied(self) -> Path | None:
+        """Return the file of the output; None if the first pod has not started, or is gone."""
+        return None if self._copy is None else self._log
 
     def _read_log(self, pods: list[dict[str, Any]]) -> None:
         """Copy the output of the pod with rank 0 from when it has started."""
@@ -376,8 +386,7 @@ class FollowedKubernetesJob:
         if self._copy is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._copy.wait(_FLUSH_S)
-            self._copy.kill()
-            self._copy.wait()
+            self.close()
 
 
 def _is_first(pod: dict[str, Any]) -> bool:

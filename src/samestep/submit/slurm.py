@@ -422,6 +422,9 @@ class FollowedSlurmJob:
             expected_start=start if status.waits and start != "Unknown" else "",
         )
 
+    def close(self) -> None:
+        """Do nothing: Slurm writes the log."""
+
     def _accounted(self) -> JobStatus:
         """Return the state of a job that only the accounting still has."""
         answer = self._ask(["sacct", "-n", "-X", "-P", "-o", "State,ExitCode", "-j", self.number])

@@ -1,5 +1,7 @@
 """Ranks that a launcher has started help the one that runs the script, by messages over connections."""
 
+import os
+import signal
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -93,6 +95,34 @@ def launched_without_addresses(world):
     ):
         assert once_script.run_launched(run).exit_code == 0
     return computed
+
+
+def signalled(world):
+    """Split a call after the other rank got the signals of a scheduler; return how many were split."""
+    split = []
+
+    def run():
+        os.kill(other, signal.SIGUSR1)
+        os.kill(other, signal.SIGTERM)
+        torch.nn.Linear(2, 1)(torch.ones(8, 2))
+        return Ending()
+
+    def lines(account):
+        split.extend(account.split.values())
+        return []
+
+    _, other = world.all_gather_objects(os.getpid())
+    with (
+        patch.object(once_script, "join_team", lambda **_: nullcontext(world)),
+        patch.object(once_script.Account, "lines", lines),
+    ):
+        once_script.run_launched(run, options=Options(short_calls="split"))
+    return split
+
+
+def test_signals_to_all_ranks_are_for_the_script_alone(processes):
+    """Only this finds that the warning of a scheduler, which a script handles, ends its helpers."""
+    assert processes.run(signalled, 2) == [[1], []]
 
 
 def test_ranks_that_cannot_be_connected_leave_the_script_to_rank_0(processes):

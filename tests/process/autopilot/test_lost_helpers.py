@@ -15,6 +15,7 @@ from samestep.autopilot.helpers import shared_storage
 from samestep.autopilot.helpers.helper_processes import _kill
 from samestep.autopilot.helpers.messages import _MessageFile
 from samestep.autopilot.once_script import script_with_helpers
+from samestep.autopilot.split.bypassed_modules import note_unused_workers
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended
 from support.helper_processes import helpers_of_this_process, starters_of_this_process
@@ -72,15 +73,16 @@ def no_helpers_at_all(_):
     model, optimizer, x = made()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_storage.os, "memfd_create", without_memory)
-        with script_with_helpers(2, forks=True):
+        with script_with_helpers(2, forks=True) as account:
             found = [step(model, optimizer, x) for _ in range(STEPS)]
-    return found, starters_of_this_process()
+            note_unused_workers(account)
+    return found, account.lines(), starters_of_this_process()
 
 
 def test_a_run_begins_without_helpers_if_there_is_no_memory_for_them(processes):
-    """The lack of memory ended the run before its script began."""
-    ((found, left),) = processes.run(no_helpers_at_all, 1)
-    assert (found, left) == (undisturbed(), [])
+    """The lack of memory ended the run before its script began; later, the script was named as the reason."""
+    ((found, account, left),) = processes.run(no_helpers_at_all, 1)
+    assert (found, account, left) == (undisturbed(), [], [])
 
 
 def lost_between_calls(_):

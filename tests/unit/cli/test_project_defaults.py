@@ -70,7 +70,22 @@ def test_a_wrong_file_is_one_line(run, config, named):
     assert all(one in line for one in named)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[ tool . 'samestep' ]\nworkers = 3",
+        "[tool]\nsamestep.workers = 3",
+        "[tool]\nsamestep = {workers = 3}",
+        "tool.samestep.workers = 3",
+        'tool = {"samestep" = {workers = 3}}',
+    ],
+)
+def test_the_table_of_a_project_may_have_any_notation_of_toml(run, table):
+    assert "3 workers" in run(project=f"{table}\n")[1]
+
+
 def test_a_project_without_defaults_is_left_alone(run):
     assert run(project="[tool.other]\nx = 1\n")[0] == 0
     assert run(project="not toml")[0] == 0
+    assert run(project="tool = 1\n")[0] == 0
     assert run(project="[tool.samestep]\nx = ")[0] == 2

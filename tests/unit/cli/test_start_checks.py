@@ -1,5 +1,6 @@
 """Commands check the number of workers before they start any; a dry run prints what would be started."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from samestep.base import console
 from samestep.base.machine import description
 from samestep.cli.main import run_command
+from samestep.launch.job import Nodes
+from samestep.launch.plan import Spawn
 from samestep.run import decision as decisions
 from samestep.run.decision import oversubscription
 
@@ -62,6 +65,8 @@ def test_oversubscription_is_reported_with_the_largest_number_of_workers(monkeyp
     monkeypatch.setattr(decisions, "cpu_share", lambda: SimpleNamespace(usable=3))
 
     assert "-n 3" in oversubscription(made[0])
+    nodes = Spawn(local=4, nodes=Nodes(count=2, rank=0, endpoint="a:29500"))
+    assert "--nproc-per-node 3" in oversubscription(replace(made[0], plan=nodes))
     monkeypatch.setattr(decisions, "cpu_share", lambda: SimpleNamespace(usable=4))
     assert oversubscription(made[0]) == ""
 

@@ -200,8 +200,7 @@ def test_detached_it_prints_the_number_of_the_job(submit, tmp_path, monkeypatch)
 
 
 def test_json_has_the_job_and_its_end_and_stderr_the_output_of_the_job(submit, tmp_path, monkeypatch):
-    sbatch(tmp_path, monkeypatch, "echo 12")
-    (tmp_path / "log").write_text("loss 1\n")
+    sbatch(tmp_path, monkeypatch, "echo loss 1 > log; echo 12")
     ends = JobStatus(words="has failed, exit code 3", log=tmp_path / "log", exit_code=3)
     monkeypatch.setattr(verb.FollowedSlurmJob, "status", lambda job: ends)
 

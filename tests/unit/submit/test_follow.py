@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from samestep.base.errors import Error, UsageError
-from samestep.submit.follow import JobStatus, follow
+from samestep.submit.follow import JobStatus, LogStart, follow
 from samestep.submit.shell import Answer, run_command
 from samestep.submit.slurm import FollowedSlurmJob, submit
 
@@ -159,9 +159,14 @@ class Scripted:
         return state
 
 
-def followed(job, *, each_s=60.0):
+ALL = LogStart()  # no earlier job has written a log of this name
+
+
+def followed(job, *, each_s=60.0, start=ALL):
     logged, shown, clock = [], [], iter(range(0, 10**6, int(each_s)))
-    code = follow(job, log=logged.append, show=shown.append, pause=lambda _: None, now=clock.__next__)
+    code = follow(
+        job, start=start, log=logged.append, show=shown.append, pause=lambda _: None, now=clock.__next__
+    )
     return code, logged, b"".join(shown)
 
 
@@ -205,6 +210,37 @@ def test_a_log_that_is_overwritten_is_printed_from_its_start(tmp_path):
     assert followed(Scripted(write(b"first attempt\n"), write(b"second\n", code=0)))[2] == (
         b"first attempt\nsecond\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("appends", "in_file"),
+    [(False, b"a new log, longer\n"), (True, b"an old log\na new log\n")],
+    ids=["overwritten", "appended to"],
+)
+def test_the_log_of_an_earlier_job_is_not_printed(tmp_path, appends, in_file):
+    log = tmp_path / "log"
+    log.write_bytes(b"an old log\n")
+    os.utime(log, ns=(1, 1))
+
+    def starts():
+        log.write_bytes(in_file)
+        return JobStatus(words="runs", log=log)
+
+    waits = JobStatus(words="waits", log=log, waits=True)
+    ends = JobStatus(words="ends", log=log, exit_code=0)
+    start = LogStart(since_ns=2, appends=appends)
+
+    assert followed(Scripted(waits, waits, starts, ends), start=start)[2] == (
+        in_file.removeprefix(b"an old log\n")
+    )
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_missing_log_is_reported_where_there_must_be_one(tmp_path, cut_off):
+    log = tmp_path / "log-%N"
+    job = Scripted(JobStatus(words="ends", log=log, exit_code=53, cut_off=cut_off))
+
+    assert [str(log) in line for line in followed(job)[1]] == [False, True][: 2 - cut_off]
 
 
 def test_the_times_are_shown_until_the_end():

@@ -1,12 +1,14 @@
 """Manifests of Kubernetes jobs are valid by the published schemas, and give each pod its place."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
+from samestep.base.polling import holds_within
 from samestep.launchers.detect import detect
 from samestep.submit.follow import follow
 from samestep.submit.job_command import parse_command
@@ -204,6 +206,24 @@ def test_a_job_is_followed_to_its_end(tmp_path, condition, codes, exit_code):
     assert len(sentences) == len(states)
     assert "ImagePullBackOff" in sentences[1]
     assert "2 running" in sentences[2]
+
+
+def test_no_process_copies_the_output_of_a_job_that_is_no_longer_followed(tmp_path, monkeypatch):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    followed = FollowedKubernetesJob(
+        job(), tmp_path / "x.yaml", ask=Cluster(([], [pod("Running", index="0")]))
+    )
+    log = followed.status().log
+    assert holds_within(log.read_text, 10)
+    process = Path("/proc", log.read_text().strip())
+    assert process.exists()
+
+    followed.close()
+
+    assert not process.exists()
 
 
 def test_a_job_is_followed_on_if_the_cluster_does_not_answer(tmp_path):

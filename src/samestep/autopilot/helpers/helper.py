@@ -1,6 +1,7 @@
 """Runs a helper: prepares its process, and carries out the main rank's messages until that ends."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +37,10 @@ from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import PeerLost
 from samestep.base.event_record import note
 from samestep.base.machine.c_libraries import keep_freed_memory
+from samestep.base.place import Place
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, mapped
+from samestep.launchers.registry import SAMESTEP, TORCHELASTIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +244,27 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
         finally:
             watch_effects()
     line.close()
+
+
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+OF_MAIN = {*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM}
+"""Signals that a terminal or a scheduler sends to all processes: only the script decides what they mean."""
+
+
+@contextmanager
+def signals_left_to_main(place: Place) -> Iterator[None]:
+    """Ignore the signals `OF_MAIN` on the rank at `place` in the block, which ends with the main rank.
+
+    The launcher of a node ends its own ranks only: by its signals, where the main rank does not get them.
+    """
+    has_own_launcher = place.node > 0 and place.launcher in (SAMESTEP.name, TORCHELASTIC.name)
+    ignored = OF_MAIN - _ENDING if has_own_launcher else OF_MAIN
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None for one that is not of Python
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from typing import NoReturn
 
 import torch
 
-from samestep.autopilot.helpers.helper import End, serve, silent
+from samestep.autopilot.helpers.helper import OF_MAIN, End, serve, silent
 from samestep.autopilot.helpers.messages import MainLine
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.team import Team, TeamMemory, TeamWorld
@@ -118,11 +118,6 @@ from a busy file system it can take minutes."""
 _REQUEST = 1 << 16  # bytes of the longest request: a guess
 _ANSWER = struct.Struct("=2q")
 """The number of a request, and the process that was started for it; for 0, the starter itself."""
-_OF_MAIN = {
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
-}
-"""Signals that a terminal or a scheduler sends to all processes: only the script decides what they mean."""
 _FORKING_STARTER = (
     "import os, sys\nif not os.fork():\n    from {module} import main\n    main(*map(int, sys.argv[1:]))\n"
 )
@@ -142,7 +137,7 @@ class HelperProcesses:
         self._main, self._forks = os.getpid(), forks
         # Forks of the script have the line, too, so that it may stay open when this process has ended.
         end = pidfd(self._main)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_MAIN)  # until the starter ignores them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_MAIN)  # until the starter ignores them
         try:
             if forks:
                 _fork_starter(starters_line, end, not_for_it=self._line)
@@ -312,9 +307,9 @@ def main(line: int, end_of_main: int | None = None) -> None:
 def _start_helpers(line: socket.socket, end_of_main: int | None) -> NoReturn:
     """Fork a helper for each request, until the main process ends."""
     try:
-        for number in _OF_MAIN:
+        for number in OF_MAIN:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_MAIN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_MAIN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers that have ended leave no zombies
         starter = os.getpid()
         line.send(_ANSWER.pack(0, starter))
