@@ -303,14 +303,14 @@ def refuse_beyond_memory(workers: int) -> None:
         )
 
 
-def number_of_workers(given: int, call: str) -> int:
+def number_of_workers(number: int, call: str) -> int:
     """Return the number of workers that a call of a public function asks for.
 
     Raises:
-        UsageError: `given` is no integer of 1 or more, or more than the memory can hold.
+        UsageError: `number` is no integer of 1 or more, or more than the memory can hold.
     """
     try:
-        workers = index(given)  # NumPy's integers are integers, too
+        workers = index(number)  # NumPy's integers are integers, too
     except TypeError:
         workers = 0
     if workers < 1:
