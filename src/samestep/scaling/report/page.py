@@ -14,6 +14,7 @@ from samestep.report.charts import Span as Drawn
 from samestep.report.drawing import PARTS, Chart, DataPoint, color, patterns
 from samestep.report.page import (
     bullets,
+    grid,
     page,
     section,
     table,
@@ -114,8 +115,7 @@ def _has_no_conclusion(study: Study) -> bool:
 
 def _measured(study: Study) -> Iterator[str]:
     studied = kinds(study)
-    drawn = "".join(chart.render() for chart in summary_charts(study))
-    yield section("Scaling", f'<div class="grid2">{drawn}</div>', _table(results(study)), *_resources(study))
+    yield section("Scaling", grid(summary_charts(study)), _table(results(study)), *_resources(study))
     yield from _steps(study, studied)
 
 
