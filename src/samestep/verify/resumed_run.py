@@ -43,6 +43,7 @@ from samestep.verify.script_findings import (
     not_compared,
     not_reached,
     nothing_compared,
+    other_samples,
     row_of,
 )
 from samestep.verify.script_runs import Script, ScriptRuns, limit_of_runs, require_end
@@ -422,15 +423,11 @@ def _continues_after(resumption: Resumption, missing: int) -> bool:
 
 def _samples(resumption: Resumption) -> Finding | None:
     """Find the first step with other samples, and what became of those of the epoch."""
-    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
-    steps = range(min(run.steps, usual.steps - begin))
-    differing = next(
-        (step for step in steps if not same_samples(run.samples(step), usual.samples(begin + step))), None
-    )
+    differing = other_samples(resumption.comparison.run, resumption.comparison.reference)
     if differing is None:
         return None
     cause, message = _of_samples(resumption, differing)
-    return _finding(resumption, cause, message, begin + differing)
+    return _finding(resumption, cause, message, resumption.begins_at + differing)
 
 
 def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:

@@ -180,10 +180,8 @@ class RunRecord:
 
     def update(self, step: int) -> Vector:
         """Return the sketch of the update of the parameters in a step."""
-        after, before = (
-            np.array(vector, np.float64) for vector in (self.at(step).after, self.at(step).before)
-        )
-        return after - before
+        made = self.at(step)
+        return np.array(made.after, np.float64) - np.array(made.before, np.float64)
 
     def parameters(self, step: int) -> Vector:
         """Return the sketch of the parameters after a step."""
