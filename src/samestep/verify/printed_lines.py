@@ -304,10 +304,10 @@ def _timed(head: Sequence[str], cells: Sequence[str]) -> frozenset[int]:
     places: list[int] = []
     count = 0
     for name, cell in zip(head, cells, strict=True):
-        found = len(_line(cell).numbers)
-        if found and _is_measured(f"{name} ", len(name) + 1, has_unit=False):
-            places += range(count, count + found)
-        count += found
+        held = len(_line(cell).numbers)
+        if held and _is_measured(f"{name} ", len(name) + 1, has_unit=False):
+            places += range(count, count + held)
+        count += held
     return frozenset(places)
 
 

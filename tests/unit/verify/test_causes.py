@@ -413,7 +413,7 @@ def test_optimizers_that_make_ranks_diverge_are_found():
     assert causes_in(run(2, change=change)) == ["replicas-diverge"]
 
 
-def test_weights_that_the_ranks_change_between_two_steps_are_not_said_to_be_of_the_optimizer():
+def test_weights_that_the_ranks_change_between_two_steps_do_not_accuse_the_optimizer():
     def change(rank, step):
         factor = 1 + rank * (step.index >= 3)
         return replace(step, before=[factor * k for k in step.before], after=[factor * k for k in step.after])
