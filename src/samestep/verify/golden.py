@@ -22,12 +22,7 @@ from samestep.base.documents import FormatError, PositiveInt, WholeNumber, read_
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.record import json_line, write_whole
-from samestep.verify.parameter_alignment import (
-    OF_GROUPS,
-    UnmatchedParametersError,
-    align_parameters,
-    drop_parameters,
-)
+from samestep.verify.parameter_alignment import OF_GROUPS, UnmatchedParametersError, align_parameters
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.tensor_summary import BUCKETS, bucket_sums
 from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
@@ -155,10 +150,6 @@ class GoldenRun:
             _with_groups_of(record, usual.traces[0].steps) for record in (self.run, self.control)
         )
         return replace(self, run=aligned_run, control=control), here
-
-    def without_parameters(self) -> "GoldenRun":
-        """Return it without parameters and gradients."""
-        return replace(self, run=drop_parameters(self.run), control=drop_parameters(self.control))
 
 
 def described_machine() -> dict[str, str]:

@@ -29,6 +29,7 @@ from samestep.verify.run_length import (
     LEAST_STEPS,
     LEAST_STEPS_OF_RANKS,
     LEAST_STEPS_OF_SLOW_SCRIPTS,
+    TOTAL_S,
     EndedAfter,
     FixedLength,
     RunLength,
@@ -46,7 +47,7 @@ from samestep.verify.script_findings import (
     other_samples,
     row_of,
 )
-from samestep.verify.script_runs import Script, ScriptRuns, limit_of_runs, require_end
+from samestep.verify.script_runs import Script, ScriptRuns, require_end
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
 EndedBy: TypeAlias = Literal["stop", "term", "kill"]
@@ -104,9 +105,7 @@ class ResumedVerification:
         """Return the length of the uninterrupted run, if the other one is ended after some steps."""
         if self.script.kind != "serial" and size > 1:  # ranks that decide for themselves could part
             return FixedLength(steps + LEAST_STEPS_OF_RANKS)
-        return WithinTime(
-            UntilEvaluatedAfter(steps), limit_of_runs(4), least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS
-        )
+        return WithinTime(UntilEvaluatedAfter(steps), TOTAL_S / 4, least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS)
 
     def _ended(self, size: int) -> RunRecord:
         """Run the script and end it.
