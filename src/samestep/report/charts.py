@@ -70,10 +70,9 @@ class LineChart(Chart):
         return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
 
     def _legend(self) -> Legend:
-        names = list(self._shown())
-        named = {k: names[k] for k in range(len(names))}
+        named = dict(enumerate(self._shown()))
         for first, *rest in filter(_is_one, self._groups()):
-            named[first] = _equal_names([names[k] for k in (first, *rest)])
+            named[first] = _equal_names([named[k] for k in (first, *rest)])
             for k in rest:
                 del named[k]
         return [(draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in named.items()]

@@ -176,10 +176,8 @@ def _with_groups_of(run: RunRecord, aligned: Sequence[Step]) -> RunRecord:
 
 def initial_sketches(run: RunRecord) -> list[Vector]:
     """Return the sketches of each optimizer's parameters before its first step, in the order of numbers."""
-    first: dict[int, Vector] = {}
-    for step in run.traces[0].steps:
-        first.setdefault(step.optimizer, np.array(step.before, np.float64))
-    return [first.get(number, np.array([])) for number in range(len(run.facts.parameters))]
+    first = {step.optimizer: step.before for step in reversed(run.traces[0].steps)}
+    return [np.array(first.get(number, []), np.float64) for number in range(len(run.facts.parameters))]
 
 
 def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> GoldenFile:

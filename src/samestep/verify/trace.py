@@ -265,18 +265,9 @@ class ModuleRecord:
         return Counter(self.key(value)._replace(leaf=0) for value in self.values)
 
     @cached_property
-    def first_values(self) -> dict[int, Value]:
-        """The first value that has each tensor."""
-        first: dict[int, Value] = {}
-        for value in self.values:
-            if value.tensor is not None:
-                first.setdefault(value.tensor, value)
-        return first
-
-    @cached_property
     def gradients_by_key(self) -> dict[tuple[Key, int], Gradient]:
         """The gradients by the key of the tensor's first value, and the backward."""
-        first = self.first_values
+        first = {value.tensor: value for value in reversed(self.values)}
         return {
             (self.key(first[gradient.tensor]), gradient.backward): gradient for gradient in self.gradients
         }
