@@ -22,7 +22,7 @@ from samestep.report.page import (
     unbroken_flags,
     write_text,
 )
-from samestep.scaling.analysis.points import UNIT, like_each, times
+from samestep.scaling.analysis.points import UNIT, amount, like_each, times
 from samestep.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.scaling.analysis.study import Point, Span, Study
 from samestep.scaling.report.tables import (
@@ -297,7 +297,7 @@ def _throughput(studied: list[Kind], unit: str) -> BarChart:
         y=unit,
         kinds=[(color(number), kind.title) for number, kind in enumerate(studied)],
         groups=groups,
-        text=lambda rate: f"{rate:,.4g} {unit}",
+        text=lambda rate: f"{amount(rate)} {unit}",
         note="Dashed: ideal throughput, at the baseline's speed of each worker." if has_gap else "",
     )
 

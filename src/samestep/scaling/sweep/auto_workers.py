@@ -12,6 +12,7 @@ from typing import NamedTuple
 from samestep.base.env import UNTRACKED
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
+from samestep.scaling.analysis.points import amount
 from samestep.scaling.analysis.speedup import AS_FAST
 from samestep.scaling.sweep.trial import Outcome, Trial
 
@@ -136,7 +137,7 @@ def in_words(among: Sequence[Candidate], measured: Measured) -> str:
 
 def _result(candidate: Candidate, measured: Measured) -> str:
     if candidate in measured.rates:
-        return f": {measured.rates[candidate]:,.4g}"
+        return f": {amount(measured.rates[candidate])}"
     return (
         f" failed: {measured.errors[candidate]}"
         if candidate in measured.errors
