@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from samestep.base.units import percent
+from samestep.base.units import percent, seconds_text
 from samestep.report import drawing as draw
 from samestep.report.drawing import (
     BOTTOM,
@@ -374,7 +374,7 @@ class TimeLine(Chart):
 
 
 def _length(span: Span) -> str:
-    return f"{span.end - span.begin:.3g} ms"
+    return seconds_text((span.end - span.begin) / 1e3)
 
 
 def _legend(kinds: Kinds, shown: set[int]) -> Legend:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from samestep import __version__
 from samestep.base.step_phases import phase_text
-from samestep.base.units import bytes_text, counted
+from samestep.base.units import bytes_text, counted, seconds_text
 from samestep.report.charts import LineChart, Lines
 from samestep.report.drawing import PARTS, DataPoint, thin
 from samestep.report.page import bullets, grid, page, section, table, title_of, write_text
@@ -166,9 +166,9 @@ def _phases(run: Run) -> str:
     if not whole:
         return ""
     rows = [
-        (phase_text(name), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}") for name in PHASES
+        (phase_text(name), seconds_text(seconds[name]), f"{seconds[name] / whole:.0%}") for name in PHASES
     ]
-    return table([*rows, ("a step", f"{whole * 1e3:.3g} ms", "100%")], head=("median of", "time", "share"))
+    return table([*rows, ("a step", seconds_text(whole), "100%")], head=("median of", "time", "share"))
 
 
 def _sessions(run: Run) -> str:
@@ -237,7 +237,7 @@ def _results(runs: Sequence[Run]) -> str:
                 run.num_steps,
                 result.get("seconds", ""),
                 f"{result['samples_per_second']:,.0f}" if result else "",
-                f"{step_s * 1e3:.3g} ms",
+                seconds_text(step_s),
             )
         )
     head = ("run", "workers", "accuracy", "test loss", "steps", "seconds", "samples/s", "median step")

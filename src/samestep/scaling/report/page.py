@@ -305,7 +305,7 @@ def _throughput(studied: list[Kind], unit: str) -> BarChart:
 def _phase_bars(studied: list[Kind]) -> BarChart:
     def bar(kind: Kind, point: Point) -> Bar:
         lengths = {_PLACES[name]: 1e3 * seconds for name, seconds in parts(point).items() if seconds > 0}
-        return Bar(name=kind.letter, parts=lengths, text=f"{sum(lengths.values()):.3g}")
+        return Bar(name=kind.letter, parts=lengths, text=amount(sum(lengths.values())))
 
     timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in studied]
     return BarChart(
