@@ -25,7 +25,7 @@ from samestep.base.record import json_line, write_whole
 from samestep.verify.parameter_alignment import OF_GROUPS, UnmatchedParametersError, align_parameters
 from samestep.verify.run_record import RunRecord, Vector
 from samestep.verify.tensor_summary import BUCKETS, bucket_sums
-from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
+from samestep.verify.trace import VECTORS, Facts, OptimizerParameter, Step, Trace
 
 FORMAT: Literal["samestep golden run"] = "samestep golden run"
 """The first field of a golden file, which no other file has."""
@@ -268,9 +268,8 @@ def folded(run: RunRecord) -> RunRecord:
     """
 
     def changed(step: Step) -> Step:
-        return replace(
-            step, gradient=_fold(step.gradient), before=_fold(step.before), after=_fold(step.after)
-        )
+        vectors: dict[str, Any] = {name: _fold(getattr(step, name)) for name in VECTORS}
+        return replace(step, **vectors)
 
     return replace(
         run, traces=[replace(trace, steps=[changed(step) for step in trace.steps]) for trace in run.traces]

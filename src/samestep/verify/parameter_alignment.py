@@ -15,15 +15,13 @@ import numpy.typing as npt
 
 from samestep.verify.run_record import EQUAL, LostParameter, RunRecord, relative
 from samestep.verify.tensor_summary import BUCKETS
-from samestep.verify.trace import OptimizerParameter, Step, Trace
+from samestep.verify.trace import VECTORS, OptimizerParameter, Step, Trace
 
 Places: TypeAlias = Sequence[Mapping[int, int]]
 """For each parameter of the reference: its index in a run's list, by the rank that holds it."""
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
 _NO_SHAPE = (-1,)  # of a part whose whole is not known
-_VECTORS = ("gradient", "before", "after")
-"""Fields of a step with `BUCKETS` numbers for each parameter."""
 OF_GROUPS = ("learning_rates", "weight_decays")
 """Fields of a step with a number for each group of parameters; for each parameter, if these were aligned."""
 
@@ -374,13 +372,13 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
     if steps[rank].joined:
         return steps[rank]
     blocks = {
-        name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in _VECTORS
+        name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in VECTORS
     }
-    if any(place >= len(blocks[name][owner]) for owner, place in sources for name in _VECTORS):
+    if any(place >= len(blocks[name][owner]) for owner, place in sources for name in VECTORS):
         raise UnmatchedParametersError  # the optimizer's parameters have changed since
     gradient, before, after = (
         [float(number) for owner, place in sources for number in blocks[name][owner][place]]
-        for name in _VECTORS
+        for name in VECTORS
     )
     norm = float(np.linalg.norm(gradient)) if in_parts else steps[rank].gradient_norm
     of_groups: dict[str, Any] = {name: _of_groups(name, run, sources, index) for name in OF_GROUPS}

@@ -52,6 +52,10 @@ class Step:
     joined: bool = False
 
 
+VECTORS = ("gradient", "before", "after")
+"""Fields of a step with some numbers of a sketch for each parameter."""
+
+
 class Note(NamedTuple):
     """A note of an observer about the script of one rank."""
 
