@@ -35,12 +35,10 @@ class Candidate(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The samples per second of each candidate, and why others have none."""
+    """The samples per second of each candidate, and why others have none; there was no time for the rest."""
 
     rates: Mapping[Candidate, float]
     errors: Mapping[Candidate, str]
-    late: Sequence[Candidate]
-    """Those for which there was no time."""
 
 
 def candidates(cores: int) -> list[Candidate]:
@@ -99,23 +97,21 @@ def measure(
     """
     rates: dict[Candidate, float] = {}
     errors: dict[Candidate, str] = {}
-    late: list[Candidate] = []
     end = clock() + LIMIT_S
     for case, trial in trials:
         if (left := end - clock()) < _LEAST_S:
-            late.append(case)
-            continue
+            break
         report(f"-n auto: measuring {case}, at most {left:.0f} s")
         outcome = execute(trial, left)
         if outcome.is_late:
-            late.append(case)
-        elif outcome.error:
+            continue
+        if outcome.error:
             errors[case] = outcome.error
         else:
             rates[case] = outcome.samples_per_second
     if errors and not rates:
         raise UsageError(f"-n auto: no steps were measured: {next(iter(errors.values()))} Give -n a number.")
-    return Measured(rates, errors, late)
+    return Measured(rates, errors)
 
 
 def fastest(among: Sequence[Candidate], measured: Measured) -> Candidate:

@@ -74,7 +74,7 @@ def test_runs_end_at_the_limit_of_all(tmp_path, seconds, number):
     found, made = measured(tmp_path, dict.fromkeys(FOUND, 1.0), seconds)
 
     assert made[0] == WORKERS
-    assert (len(found.rates), len(found.rates) + len(found.late)) == (number, len(FOUND))
+    assert (len(found.rates), found.errors) == (number, {})
     assert fastest(FOUND, found) == (THREADS if number > 1 else WORKERS)
 
 
