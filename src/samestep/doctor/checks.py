@@ -139,10 +139,15 @@ def joining(_: Context) -> Result:
         return _sum(time.perf_counter())
     except Error as error:
         reason = error.__cause__ or error  # its text has no rank, so that equal findings of ranks are merged
-        text = f"The ranks cannot join each other as a training does: {str(reason).splitlines()[0]}"
+        text = f"The ranks cannot join each other as a training does: {_headline(reason)}"
     except RuntimeError as error:  # raised by torch in a collective
-        text = f"The first sum over all ranks failed: {str(error).splitlines()[0]}"
+        text = f"The first sum over all ranks failed: {_headline(error)}"
     return Result(findings=[problem(text)])
+
+
+def _headline(error: BaseException) -> str:
+    """Return the first line of an error's text; its type if it has no text, as an `EOFError`."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def _sum(begin: float) -> Result:
@@ -257,7 +262,7 @@ def _devices() -> tuple[DeviceFacts | None, Result]:
     except TimeoutError:
         text = f"Device detection did not end within {_DEVICES_S:g} s: a driver hangs. See `dmesg`."
     except RuntimeError as error:  # raised by a driver
-        text = f"Device detection failed: {str(error).splitlines()[0]}"
+        text = f"Device detection failed: {_headline(error)}"
     return None, Result(findings=[problem(text)])
 
 

@@ -1,7 +1,7 @@
 """Checks the limits of this process: shared memory, open files, processes, locked memory."""
 
-import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ def read(root: Path = Path("/")) -> Limits:
         both.append((int(group.value), str(group.source)))
     processes, source = min(both, default=(None, ""))
     try:
-        size = os.statvfs(root / "dev/shm")
-        shared_memory = size.f_frsize * size.f_blocks, size.f_frsize * size.f_bavail
+        size = shutil.disk_usage(root / "dev/shm")
+        shared_memory = size.total, size.free
     except OSError:
         shared_memory = None
     return Limits(

@@ -6,6 +6,7 @@ file systems refuse part of this, take seconds for it, or grant one lock to seve
 
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -78,8 +79,7 @@ def file_system_type(folder: Path, mountinfo: str) -> str:
 def probe_folder(folder: Path, *, root: Path = Path("/")) -> FolderTest:
     """Write, flush, rename, lock and remove a file in an existing folder."""
     try:
-        space = os.statvfs(folder)
-        free = space.f_frsize * space.f_bavail
+        free = shutil.disk_usage(folder).free
     except OSError:
         free = None
     kind = file_system_type(folder.resolve(), text_of(root / "proc/self/mountinfo"))

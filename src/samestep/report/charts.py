@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from samestep.base.units import percent
+from samestep.base.units import percent, seconds_text
 from samestep.report import drawing as draw
 from samestep.report.drawing import (
     BOTTOM,
@@ -70,10 +70,9 @@ class LineChart(Chart):
         return f"{self.title}, {self.y} over {self.x}: {'; '.join(ends)}"
 
     def _legend(self) -> Legend:
-        names = list(self._shown())
-        named = {k: names[k] for k in range(len(names))}
+        named = dict(enumerate(self._shown()))
         for first, *rest in filter(_is_one, self._groups()):
-            named[first] = _equal_names([names[k] for k in (first, *rest)])
+            named[first] = _equal_names([named[k] for k in (first, *rest)])
             for k in rest:
                 del named[k]
         return [(draw.box(f"key {self._color(k)}", 0, 0, 10, 10), name) for k, name in named.items()]
@@ -375,7 +374,7 @@ class TimeLine(Chart):
 
 
 def _length(span: Span) -> str:
-    return f"{span.end - span.begin:.3g} ms"
+    return seconds_text((span.end - span.begin) / 1e3)
 
 
 def _legend(kinds: Kinds, shown: set[int]) -> Legend:

@@ -67,6 +67,11 @@ def section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
+def grid(charts: Iterable[Chart]) -> str:
+    """Return charts side by side."""
+    return f'<div class="grid2">{"".join(chart.render() for chart in charts)}</div>'
+
+
 def table(rows: Iterable[Row], *, head: Sequence[str] = ()) -> str:
     """Return a table; below a `head`, columns of numbers are right-aligned with their names."""
     texts = [list(map(_cell_text, row)) for row in rows]

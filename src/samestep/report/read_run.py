@@ -126,6 +126,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def table_in(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object of that name in a session's line; empty if there is none."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def _columns(path: Path) -> dict[str, "array[float]"]:
     columns = {name: array("d") for name in _COLUMNS}
     for row in _rows(path, ("step",), ("loss",), more=("lr", *PHASES)):

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias
 
 from samestep import __version__
 from samestep.base.step_phases import phase_text
-from samestep.base.units import bytes_text, counted
+from samestep.base.units import bytes_text, counted, seconds_text
 from samestep.report.charts import LineChart, Lines
 from samestep.report.drawing import PARTS, DataPoint, thin
-from samestep.report.page import bullets, page, section, table, title_of, write_text
-from samestep.report.read_run import PHASES, Run, labels, names, read_run
+from samestep.report.page import bullets, grid, page, section, table, title_of, write_text
+from samestep.report.read_run import PHASES, Run, labels, names, read_run, table_in
 
 # Shares of a step, and a part of the median speed, from which a hint is worth the time to follow it.
 _DATA_SHARE = 0.10
@@ -144,8 +144,8 @@ def _body(run: Run) -> Iterator[str]:
     yield f"<header>{title_of(run.name)}"
     yield f'<p class="headline">{escape(headline(run))}</p></header>'
     yield bullets([hint.message for hint in hints(run)], "hints")
-    yield section("Training", _grid(chart.render() for chart in curves([run])))
-    yield section("Speed", _grid(chart.render() for chart in times(run)), _phases(run))
+    yield section("Training", grid(curves([run])))
+    yield section("Speed", grid(times(run)), _phases(run))
     if run.sessions:
         yield section("Starts and machine", _sessions(run), _machine(run.sessions[-1]))
     yield section("Settings", table(sorted((name, _text(value)) for name, value in run.config.items())))
@@ -160,19 +160,15 @@ def _body(run: Run) -> Iterator[str]:
         yield section("Checkpoints", table(rows, head=("name", "size")))
 
 
-def _grid(figures: Iterator[str]) -> str:
-    return f'<div class="grid2">{"".join(figures)}</div>'
-
-
 def _phases(run: Run) -> str:
     seconds = shares(run)
     whole = sum(seconds.values())
     if not whole:
         return ""
     rows = [
-        (phase_text(name), f"{seconds[name] * 1e3:.3g} ms", f"{seconds[name] / whole:.0%}") for name in PHASES
+        (phase_text(name), seconds_text(seconds[name]), f"{seconds[name] / whole:.0%}") for name in PHASES
     ]
-    return table([*rows, ("a step", f"{whole * 1e3:.3g} ms", "100%")], head=("median of", "time", "share"))
+    return table([*rows, ("a step", seconds_text(whole), "100%")], head=("median of", "time", "share"))
 
 
 def _sessions(run: Run) -> str:
@@ -182,7 +178,7 @@ def _sessions(run: Run) -> str:
             int(session["step"]),
             int(session["world_size"]),
             *(_text(session.get(name, "")) for name in ("nodes", "launcher", "device", "threads")),
-            _text(_provenance(session).get("created", "")),
+            _text(table_in(session, "provenance").get("created", "")),
         )
         for session in run.sessions
     ]
@@ -191,20 +187,14 @@ def _sessions(run: Run) -> str:
 
 
 def _machine(session: Mapping[str, Any]) -> str:
-    provenance = _provenance(session)
-    machine = provenance.get("machine")
-    facts = dict(machine) if isinstance(machine, dict) else {}
+    provenance = table_in(session, "provenance")
+    facts = dict(table_in(provenance, "machine"))
     facts.pop("cpu", None)
     if isinstance(facts.get("memory_bytes"), int):
         facts["memory"] = bytes_text(facts.pop("memory_bytes"))
     command = provenance.get("command")
     rows = [("command", shlex.join(map(str, command)) if isinstance(command, list) else "")]
     return table([*rows, *((name, _text(value)) for name, value in facts.items())])
-
-
-def _provenance(session: Mapping[str, Any]) -> dict[str, Any]:
-    provenance = session.get("provenance")
-    return provenance if isinstance(provenance, dict) else {}
 
 
 def _text(value: object) -> str:
@@ -227,7 +217,7 @@ def differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 def _comparison(title: str, runs: Sequence[Run]) -> Iterator[str]:
     yield f"<header><h1>{escape(title)}</h1></header>"
     yield section("Results", table(list(zip(names(runs), map(headline, runs), strict=True))), _results(runs))
-    yield section("Training", _grid(chart.render() for chart in curves(runs)))
+    yield section("Training", grid(curves(runs)))
     rows = differing(runs)
     same = "" if rows else "<p>None.</p>"
     yield section("Settings that differ", table(rows, head=("setting", *names(runs))) if rows else same)
@@ -247,7 +237,7 @@ def _results(runs: Sequence[Run]) -> str:
                 run.num_steps,
                 result.get("seconds", ""),
                 f"{result['samples_per_second']:,.0f}" if result else "",
-                f"{step_s * 1e3:.3g} ms",
+                seconds_text(step_s),
             )
         )
     head = ("run", "workers", "accuracy", "test loss", "steps", "seconds", "samples/s", "median step")

@@ -24,7 +24,6 @@ from samestep.verify.compare import Comparison, Deviation, are_same_rates
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, RunRecord, differ, relative
 from samestep.verify.sample_causes import (
-    evaluates_alone,
     fewer_steps,
     no_set_epoch,
     padded_evaluation,
@@ -300,10 +299,8 @@ def _weight_decay(comparison: Comparison) -> Finding | None:
 
 def _start(comparison: Comparison) -> Finding | None:
     """Find ranks that start with different parameters, of any optimizer."""
-    first: dict[int, int] = {}
-    for step in range(comparison.steps):
-        first.setdefault(comparison.run.at(step).optimizer, step)
-    differing = _first_differing(comparison, "before", first.values())
+    first = {comparison.run.at(step).optimizer: step for step in reversed(range(comparison.steps))}
+    differing = _first_differing(comparison, "before", sorted(first.values()))
     if differing is None:
         return None
     return comparison.finding(
@@ -571,6 +568,7 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     progress = {id(number) for number in of_shard}
     # A number that is not the loss of rank 0's share is the graver fault.
     worst = max(numbers, key=lambda number: (id(number) not in progress, number.value))
+    has_all = comparison.run.evaluates_all(comparison.reference, 0)  # rank 0, by itself
     cause: Cause
     if id(worst) in progress:
         cause, why = "local-print", "rank 0 prints the progress of its own shard there, not a result."
@@ -578,11 +576,11 @@ def _printed_number(comparison: Comparison) -> Finding | None:
         cause, why = "printed", _fault_of_print(comparison)
     elif worst.is_combined:
         cause, why = "local-metric", _COMBINED_SUM if worst.is_multiple else _COMBINED_MEAN
-    elif worst.is_multiple and any(comparison.run.combined()) and evaluates_alone(comparison):
+    elif worst.is_multiple and any(comparison.run.combined()) and has_all:
         cause, why = "local-metric", _REPEATED_SUM
     elif any(comparison.run.combined()) and not comparison.reference.combined():
         cause, why = "local-metric", _OTHER_COMBINATION
-    elif evaluates_alone(comparison):
+    elif has_all:
         cause, why = "local-metric", _OF_ALL_SAMPLES
     else:
         cause, why = "local-metric", "rank 0 prints it of its own shard. Sum it over the ranks."

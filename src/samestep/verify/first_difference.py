@@ -332,28 +332,26 @@ class ModuleRecords:
 
     def _of_value(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of an input, which the calling module has computed, or of an output."""
-        call = self._first_rank.calls[value.call]
-        if value.role == "output":
-            return ModuleDifference(call, "forward", "output", deviation, allowed)
-        if call.parent is None:
-            return ModuleDifference(call, "forward", "input", deviation, allowed)
-        return ModuleDifference(
-            self._first_rank.calls[call.parent], "forward", "input of part", deviation, allowed
-        )
+        part: Part
+        call, part = self._first_rank.calls[value.call], value.role
+        if part == "input" and call.parent is not None:
+            call, part = self._first_rank.calls[call.parent], "input of part"
+        return ModuleDifference(call, "forward", part, deviation, allowed)
 
     def _of_gradient(self, value: Value, deviation: float, allowed: float) -> ModuleDifference:
         """Return the difference of a gradient, which the module that received the tensor has computed."""
         receivers = [
             self._first_rank.calls[alias.call] for alias in self._same_tensor(value) if alias.role == "input"
         ]
+        part: Part = "gradient"
         module_call = self._common([call for call in receivers if call.index in self._differentiated])
         if module_call is None:
+            part = "loss"
             module_call = self._first_rank.calls[min(alias.call for alias in self._same_tensor(value))]
-            if module_call.parent is None:
-                return ModuleDifference(module_call, "backward", "loss", deviation, allowed)
-            around = self._first_rank.calls[module_call.parent]  # its own code has used the tensor
-            return ModuleDifference(around, "backward", "gradient of part", deviation, allowed)
-        return ModuleDifference(module_call, "backward", "gradient", deviation, allowed)
+            if module_call.parent is not None:
+                part = "gradient of part"
+                module_call = self._first_rank.calls[module_call.parent]  # its own code has used the tensor
+        return ModuleDifference(module_call, "backward", part, deviation, allowed)
 
     def _same_tensor(self, value: Value) -> list[Value]:
         """Return all inputs and outputs that are one tensor."""

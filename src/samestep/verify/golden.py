@@ -11,8 +11,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +22,10 @@ from samestep.base.documents import FormatError, PositiveInt, WholeNumber, read_
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.record import json_line, write_whole
-from samestep.verify.parameter_alignment import (
-    OF_GROUPS,
-    UnmatchedParametersError,
-    align_parameters,
-    drop_parameters,
-)
+from samestep.verify.parameter_alignment import OF_GROUPS, UnmatchedParametersError, align_parameters
 from samestep.verify.run_record import RunRecord, Vector
-from samestep.verify.tensor_summary import BUCKETS, own_generator
-from samestep.verify.trace import Facts, OptimizerParameter, Step, Trace
+from samestep.verify.tensor_summary import BUCKETS, bucket_sums
+from samestep.verify.trace import VECTORS, Facts, OptimizerParameter, Step, Trace
 
 FORMAT: Literal["samestep golden run"] = "samestep golden run"
 """The first field of a golden file, which no other file has."""
@@ -42,32 +36,6 @@ FOLDED = 64
 _MOST_BYTES = 256 << 20
 """The largest file that is read."""
 _HINT = "Make one with samestep verify SCRIPT --save FILE."
-_LISTS = (
-    "samples",
-    "evaluated",
-    "combined",
-    "losses",
-    "divisors",
-    *OF_GROUPS,
-    "gradient",
-    "before",
-    "after",
-)
-"""Fields of a step that are lists of numbers, each kept as one text."""
-_KEPT_FACTS = (
-    "epsilon",
-    "parameter_epsilon",
-    "batch_norm",
-    "drew",
-    "augmented",
-    "repeated_epochs",
-    "modules",
-    "optimizers",
-    "dropouts",
-    "gathered",
-    "printed",
-    "ended",
-)
 Numbers = str
 """Numbers in double precision, little-endian, in base 64."""
 
@@ -115,6 +83,15 @@ class StoredRun:
     parameters: tuple[tuple[OptimizerParameter, ...], ...]
     evaluated: Numbers
     combined: Numbers
+
+
+_PLAIN = ("optimizer", "passes", "backwards", "printed", "has_rollout", "gathered")
+"""Fields of a step that are kept as they are."""
+_LISTS = [field.name for field in fields(StoredStep) if field.name not in (*_PLAIN, "norms")]
+"""Fields of a step that are lists of numbers, each kept as one text."""
+_CONVERTED = ("steps", "parameters", "evaluated", "combined")
+_KEPT_FACTS = [field.name for field in fields(StoredRun) if field.name not in _CONVERTED]
+"""Facts that are kept as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +151,6 @@ class GoldenRun:
         )
         return replace(self, run=aligned_run, control=control), here
 
-    def without_parameters(self) -> "GoldenRun":
-        """Return it without parameters and gradients."""
-        return replace(self, run=drop_parameters(self.run), control=drop_parameters(self.control))
-
 
 def described_machine() -> dict[str, str]:
     """Return what can change the rounding of a computation: processor, system, and versions."""
@@ -203,10 +176,8 @@ def _with_groups_of(run: RunRecord, aligned: Sequence[Step]) -> RunRecord:
 
 def initial_sketches(run: RunRecord) -> list[Vector]:
     """Return the sketches of each optimizer's parameters before its first step, in the order of numbers."""
-    first: dict[int, Vector] = {}
-    for step in run.traces[0].steps:
-        first.setdefault(step.optimizer, np.array(step.before, np.float64))
-    return [first.get(number, np.array([])) for number in range(len(run.facts.parameters))]
+    first = {step.optimizer: step.before for step in reversed(run.traces[0].steps)}
+    return [np.array(first.get(number, []), np.float64) for number in range(len(run.facts.parameters))]
 
 
 def golden_file(origin: Origin, reference: RunRecord, control: RunRecord) -> GoldenFile:
@@ -297,9 +268,8 @@ def folded(run: RunRecord) -> RunRecord:
     """
 
     def changed(step: Step) -> Step:
-        return replace(
-            step, gradient=_fold(step.gradient), before=_fold(step.before), after=_fold(step.after)
-        )
+        vectors: dict[str, Any] = {name: _fold(getattr(step, name)) for name in VECTORS}
+        return replace(step, **vectors)
 
     return replace(
         run, traces=[replace(trace, steps=[changed(step) for step in trace.steps]) for trace in run.traces]
@@ -309,16 +279,9 @@ def folded(run: RunRecord) -> RunRecord:
 def _fold(numbers: Sequence[float]) -> list[float]:
     if len(numbers) <= FOLDED:
         return list(numbers)
-    signed = np.asarray(numbers, np.float64) * _signs(len(numbers))
-    padded = np.pad(signed, (0, -len(signed) % FOLDED))
-    sums: list[float] = padded.reshape(-1, FOLDED).sum(0).tolist()
+    values = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    sums: list[float] = bucket_sums(values, FOLDED, generator=3).tolist()
     return sums
-
-
-@lru_cache(maxsize=16)
-def _signs(count: int) -> Vector:
-    drawn = torch.randint(0, 2, (count,), generator=own_generator(3), dtype=torch.int8, device="cpu")
-    return drawn.double().mul_(2).sub_(1).numpy()
 
 
 def _stored(run: RunRecord) -> StoredRun:
@@ -330,10 +293,7 @@ def _stored(run: RunRecord) -> StoredRun:
         if last.get(step.optimizer) == step.before:
             lists["before"] = None  # type: ignore[assignment]
         last[step.optimizer] = step.after
-        plain = {
-            name: getattr(step, name)
-            for name in ("optimizer", "passes", "backwards", "printed", "has_rollout", "gathered")
-        }
+        plain = {name: getattr(step, name) for name in _PLAIN}
         steps.append(StoredStep(**lists, **plain, norms=_text([step.gradient_norm, step.unclipped])))  # type: ignore[arg-type]
     kept: dict[str, Any] = {name: getattr(facts, name) for name in _KEPT_FACTS}
     return StoredRun(
@@ -349,15 +309,11 @@ def _record(stored: StoredRun, where: str) -> RunRecord:
     steps = list(_steps(stored.steps, f"{where}.steps"))
     if not steps:
         raise FormatError(f"{where} has no steps")
-    parameters = [
-        [OptimizerParameter(name, tuple(shape), group) for name, shape, group in of_optimizer]
-        for of_optimizer in stored.parameters
-    ]
     kept = {name: getattr(stored, name) for name in _KEPT_FACTS}
     facts = Facts(
         rank=0,
         **kept,
-        parameters=parameters,
+        parameters=[list(held) for held in stored.parameters],
         evaluated=_vector(stored.evaluated, where).tolist(),
         combined=_vector(stored.combined, where).tolist(),
     )
@@ -379,14 +335,9 @@ def _steps(stored: Sequence[StoredStep], where: str) -> Iterator[Step]:
         yield Step(
             index=index,
             **lists,
+            **{name: getattr(step, name) for name in _PLAIN},
             gradient_norm=norms[0],
             unclipped=norms[1],
-            optimizer=step.optimizer,
-            passes=step.passes,
-            backwards=step.backwards,
-            printed=step.printed,
-            has_rollout=step.has_rollout,
-            gathered=step.gathered,
         )
 
 

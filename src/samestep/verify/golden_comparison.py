@@ -27,6 +27,7 @@ from samestep.verify.parameter_alignment import UnmatchedParametersError, drop_p
 from samestep.verify.rank_features import exceptions_of
 from samestep.verify.run_length import (
     LEAST_STEPS_OF_RANKS,
+    TOTAL_S,
     FixedLength,
     RunLength,
     UntilEvaluated,
@@ -43,7 +44,7 @@ from samestep.verify.script_findings import (
     nothing_compared,
     row_of,
 )
-from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
+from samestep.verify.script_runs import Script, ScriptRuns, length_after
 from samestep.verify.tensor_summary import BUCKETS
 from samestep.verify.trace import Facts
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report
@@ -78,7 +79,7 @@ class GoldenVerification:
             UsageError: the script fails, or makes no step.
         """
         has_one_clock = self.script.kind == "serial" or self.workers == 1
-        length: RunLength = WithinTime(UntilEvaluated(), limit_of_runs(2))
+        length: RunLength = WithinTime(UntilEvaluated(), TOTAL_S / 2)
         if self.steps is not None or not has_one_clock:  # ranks that decide for themselves could part
             length = FixedLength(self.steps or LEAST_STEPS_OF_RANKS, of_each=True)
         reference, control = self.runs.baseline(self.script, self.workers, "golden run", length=length)
@@ -103,8 +104,7 @@ class GoldenVerification:
             comparison = Comparison(golden.run, folded(aligned), golden.control)
         except UnmatchedParametersError:
             missing["parameters"] = UNMATCHED
-            bare = golden.without_parameters()
-            comparison = Comparison(bare.run, drop_parameters(run), bare.control)
+            comparison = Comparison(*map(drop_parameters, (golden.run, run, golden.control)))
         has_other_torch = golden.origin.machine.get("torch") != described_machine()["torch"]
         changes = [*_changes(golden.run.facts, run.facts, run.size, has_other_torch), *of_initial]
         findings = _without_consequences(causes(comparison), changes)

@@ -20,7 +20,7 @@ from torch import Tensor
 from samestep.ranks.world.process_group import adopt
 from samestep.verify.run_record import EQUAL, RunRecord, Vector, differ, relative, same_samples
 from samestep.verify.tensor_summary import BUCKETS, PartPlace
-from samestep.verify.trace import Step, Trace
+from samestep.verify.trace import VECTORS, Step, Trace
 
 
 class Parts:
@@ -89,9 +89,6 @@ def place_in(whole: tuple[int, ...], part: tuple[int, ...], rank: int, size: int
     if rest or count < 2 or size % count:
         return None
     return PartPlace(whole, dim, count, rank % count)
-
-
-_VECTORS = ("gradient", "before", "after")
 
 
 def grouped(run: RunRecord) -> RunRecord:
@@ -178,7 +175,7 @@ def _with_sums(trace: Trace, members: Sequence[Trace], optimizer: int, block: sl
             steps.append(step)
             continue
         changed: dict[str, Any] = {}
-        for vector in _VECTORS:
+        for vector in VECTORS:
             numbers = list(getattr(step, vector))
             numbers[block] = _sum([getattr(rank_step, vector)[block] for rank_step in of_ranks])
             changed[vector] = numbers

@@ -15,15 +15,13 @@ import numpy.typing as npt
 
 from samestep.verify.run_record import EQUAL, LostParameter, RunRecord, relative
 from samestep.verify.tensor_summary import BUCKETS
-from samestep.verify.trace import OptimizerParameter, Step, Trace
+from samestep.verify.trace import VECTORS, OptimizerParameter, Step, Trace
 
 Places: TypeAlias = Sequence[Mapping[int, int]]
 """For each parameter of the reference: its index in a run's list, by the rank that holds it."""
 Sketches: TypeAlias = npt.NDArray[np.float64]
 """One row of numbers for each parameter."""
 _NO_SHAPE = (-1,)  # of a part whose whole is not known
-_VECTORS = ("gradient", "before", "after")
-"""Fields of a step with `BUCKETS` numbers for each parameter."""
 OF_GROUPS = ("learning_rates", "weight_decays")
 """Fields of a step with a number for each group of parameters; for each parameter, if these were aligned."""
 
@@ -176,17 +174,26 @@ def _pairs(
     known: Sequence[Mapping[int, int]],
     first: Sketches | None,
 ) -> dict[int, int]:
-    """Return the places of the reference's parameters on one rank."""
+    """Return the places of the reference's parameters on one rank.
+
+    Raises:
+        UnmatchedParametersError: an optimizer's parameters have changed since its first step.
+    """
     parts = trace.facts.parts
     held = [
         parameter._replace(name="", shape=_NO_SHAPE) if parameter.name in parts else parameter
         for parameter in trace.facts.parameters[optimizer]
     ]
-    here = _first(trace, optimizer)
-    pairs = _as_stage(usual, held, known, first, here)
+    here, in_order = _first(trace, optimizer), {k: k for k in range(len(usual))}
+    if first is None or here is None:
+        return in_order if held == usual else _by_name(usual, held)
+    has_all = (len(first), len(here)) == (len(usual), len(held))  # the sketches are of these parameters
+    pairs = _as_stage(usual, held, known, first, here) if has_all else {}
     if not pairs and held == usual:
-        pairs = {k: k for k in range(len(usual))}
+        return in_order
     if not pairs:
+        if not has_all:
+            raise UnmatchedParametersError
         # A name can be that of another parameter: each rank counts its own experts.
         pairs = _by_module(usual, held, first, here)
         pairs |= _by_content(usual, held, pairs, first, here)
@@ -221,15 +228,13 @@ def _as_stage(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
     known: Sequence[Mapping[int, int]],
-    first: Sketches | None,
-    here: Sketches | None,
+    first: Sketches,
+    here: Sketches,
 ) -> dict[int, int]:
     """Return the places of a stage of a pipeline: parameters that follow each other in the reference.
 
     The names of a stage's modules count from its own beginning, and so do not count here.
     """
-    if first is None or here is None or (len(first), len(here)) != (len(usual), len(held)):
-        return {}
     shapes, held_shapes = [parameter.shape for parameter in usual], [parameter.shape for parameter in held]
     for start in range(len(usual) - len(held) + 1 if len(held) < len(usual) else 0):
         part = slice(start, start + len(held))
@@ -262,16 +267,14 @@ def _by_name(usual: Sequence[OptimizerParameter], held: Sequence[OptimizerParame
 def _by_module(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
-    first: Sketches | None,
-    here: Sketches | None,
+    first: Sketches,
+    here: Sketches,
 ) -> dict[int, int]:
     """Return the places of parameters that agree in initial values, and whose modules do.
 
     Modules agree if a parameter of one has values that only one parameter of the other has. A bias of zeros
     says nothing, but belongs to the module of its weight.
     """
-    if first is None or here is None or (len(first), len(here)) != (len(usual), len(held)):
-        return {}
     modules: dict[str, str] = {}
     for place, parameter in enumerate(held):
         candidates = [
@@ -297,10 +300,8 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _agree(index: int, place: int, first: Sketches | None, here: Sketches | None) -> bool:
+def _agree(index: int, place: int, first: Sketches, here: Sketches) -> bool:
     """Return whether a parameter starts with the values of one of the reference."""
-    if first is None or here is None or max(index - len(first), place - len(here)) >= 0:
-        return False
     return relative(here[place], first[index]) <= EQUAL
 
 
@@ -308,21 +309,17 @@ def _by_content(
     usual: Sequence[OptimizerParameter],
     held: Sequence[OptimizerParameter],
     known: Mapping[int, int],
-    first: Sketches | None,
-    here: Sketches | None,
+    first: Sketches,
+    here: Sketches,
 ) -> dict[int, int]:
     """Return the places of other parameters that agree in shape and initial values, in order if ambiguous."""
-    if first is None or here is None:
-        return {}
-    if (len(first), len(here)) != (len(usual), len(held)):
-        raise UnmatchedParametersError
     free = [place for place in range(len(held)) if place not in set(known.values())]
     pairs = {}
     for index in range(len(usual)):
         if index in known:
             continue
         for place in free:
-            if held[place].shape == usual[index].shape and relative(here[place], first[index]) <= EQUAL:
+            if held[place].shape == usual[index].shape and _agree(index, place, first, here):
                 pairs[index] = place
                 free.remove(place)
                 break
@@ -375,13 +372,13 @@ def _step(run: RunRecord, places: Places, rank: int, index: int, *, in_parts: bo
     if steps[rank].joined:
         return steps[rank]
     blocks = {
-        name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in _VECTORS
+        name: [np.array(getattr(step, name)).reshape(-1, BUCKETS) for step in steps] for name in VECTORS
     }
-    if any(place >= len(blocks[name][owner]) for owner, place in sources for name in _VECTORS):
+    if any(place >= len(blocks[name][owner]) for owner, place in sources for name in VECTORS):
         raise UnmatchedParametersError  # the optimizer's parameters have changed since
     gradient, before, after = (
         [float(number) for owner, place in sources for number in blocks[name][owner][place]]
-        for name in _VECTORS
+        for name in VECTORS
     )
     norm = float(np.linalg.norm(gradient)) if in_parts else steps[rank].gradient_norm
     of_groups: dict[str, Any] = {name: _of_groups(name, run, sources, index) for name in OF_GROUPS}

@@ -41,6 +41,8 @@ _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 _COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that round or approximate gradients
 _COMPRESSING_NAMES = ("fp16_compress", "bf16_compress")
 _ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless: a guess
+_DRAWN = "dropout or noise"
+"""What calls of models draw."""
 aten = torch.ops.aten
 
 
@@ -330,11 +332,13 @@ def exceptions_of(comparison: Comparison) -> list[Finding]:
             any(rank_facts.batch_norm for rank_facts in facts) and is_native,
         ),
         (
-            *_draws({rank_facts.stream for rank_facts in facts}),
+            *_draws({rank_facts.stream for rank_facts in facts}, "random-per-worker", _DRAWN),
             any(rank_facts.drew or _drops(rank_facts) for rank_facts in facts) and is_native,
         ),
         (
-            *_augments({rank_facts.fetch_stream for rank_facts in facts}),
+            *_draws(
+                {rank_facts.fetch_stream for rank_facts in facts}, "augmentation-per-worker", "augmentation"
+            ),
             any(rank_facts.augmented for rank_facts in facts) and is_native,
         ),
         (
@@ -361,24 +365,15 @@ def _drops(facts: Facts) -> bool:
     return any(rate for rates in facts.dropouts.values() for rate in rates)
 
 
-def _draws(streams: Set[int]) -> tuple[Cause, str]:
-    """Return the exception of random numbers whose generators are in these states on the ranks."""
-    if len(streams) == 1 and any(streams):
-        return (
-            "random-alike-on-workers",
-            "all workers draw the same dropout or noise for different samples (seed with seed + rank)",
-        )
-    return "random-per-worker", "each worker draws its own dropout or noise"
+def _draws(streams: Set[int], of_each: Cause, drawn: str) -> tuple[Cause, str]:
+    """Return the exception of random numbers whose generators are in these states on the ranks.
 
-
-def _augments(streams: Set[int]) -> tuple[Cause, str]:
-    """Return the exception of augmentation whose generators are in these states on the ranks."""
+    `of_each` is the cause if each has its own, and `drawn` what is drawn.
+    """
     if len(streams) == 1 and any(streams):
-        return (
-            "random-alike-on-workers",
-            "all workers draw the same augmentation for different samples (seed with seed + rank)",
-        )
-    return "augmentation-per-worker", "each worker draws its own augmentation"
+        message = f"all workers draw the same {drawn} for different samples (seed with seed + rank)"
+        return "random-alike-on-workers", message
+    return of_each, f"each worker draws its own {drawn}"
 
 
 def of_own_generators(neutral: Comparison) -> Finding | None:
@@ -386,5 +381,5 @@ def of_own_generators(neutral: Comparison) -> Finding | None:
     streams = {trace.facts.own_stream for trace in neutral.run.traces}
     if neutral.run.runs_once or not any(streams):
         return None
-    cause, message = _draws(streams)
+    cause, message = _draws(streams, "random-per-worker", _DRAWN)
     return Finding(cause=cause, message=message, workers=neutral.size, kind="exception")

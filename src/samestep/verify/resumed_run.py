@@ -29,6 +29,7 @@ from samestep.verify.run_length import (
     LEAST_STEPS,
     LEAST_STEPS_OF_RANKS,
     LEAST_STEPS_OF_SLOW_SCRIPTS,
+    TOTAL_S,
     EndedAfter,
     FixedLength,
     RunLength,
@@ -43,9 +44,10 @@ from samestep.verify.script_findings import (
     not_compared,
     not_reached,
     nothing_compared,
+    other_samples,
     row_of,
 )
-from samestep.verify.script_runs import Script, ScriptRuns, limit_of_runs, require_end
+from samestep.verify.script_runs import Script, ScriptRuns, require_end
 from samestep.verify.verdict import Cause, Finding, NotCompared, Report, Row
 
 EndedBy: TypeAlias = Literal["stop", "term", "kill"]
@@ -103,9 +105,7 @@ class ResumedVerification:
         """Return the length of the uninterrupted run, if the other one is ended after some steps."""
         if self.script.kind != "serial" and size > 1:  # ranks that decide for themselves could part
             return FixedLength(steps + LEAST_STEPS_OF_RANKS)
-        return WithinTime(
-            UntilEvaluatedAfter(steps), limit_of_runs(4), least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS
-        )
+        return WithinTime(UntilEvaluatedAfter(steps), TOTAL_S / 4, least=steps + LEAST_STEPS_OF_SLOW_SCRIPTS)
 
     def _ended(self, size: int) -> RunRecord:
         """Run the script and end it.
@@ -422,15 +422,11 @@ def _continues_after(resumption: Resumption, missing: int) -> bool:
 
 def _samples(resumption: Resumption) -> Finding | None:
     """Find the first step with other samples, and what became of those of the epoch."""
-    usual, run, begin = resumption.usual, resumption.resumed, resumption.begins_at
-    steps = range(min(run.steps, usual.steps - begin))
-    differing = next(
-        (step for step in steps if not same_samples(run.samples(step), usual.samples(begin + step))), None
-    )
+    differing = other_samples(resumption.comparison.run, resumption.comparison.reference)
     if differing is None:
         return None
     cause, message = _of_samples(resumption, differing)
-    return _finding(resumption, cause, message, begin + differing)
+    return _finding(resumption, cause, message, resumption.begins_at + differing)
 
 
 def _of_samples(resumption: Resumption, differing: int) -> tuple[Cause, str]:

@@ -39,8 +39,9 @@ class RunLength(Protocol):
         `optimizers` is the number of optimizers that have stepped.
         """
 
-    def total(self, optimizers: int) -> int | None:
+    def total(self, optimizers: int) -> int | None:  # noqa: ARG002 - of the interface
         """Return the number of steps with this number of optimizers; None if it is unknown."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FixedLength:
 
 
 @dataclass(slots=True, kw_only=True)
-class UntilEvaluated:
+class UntilEvaluated(RunLength):
     """As many steps as contain the first evaluation and the begin of a second epoch.
 
     A script without evaluation is stopped after two epochs and `LEAST_STEPS_UNEVALUATED` steps.
@@ -79,9 +80,6 @@ class UntilEvaluated:
         self._note(step)
         return made >= MOST_STEPS or (self._epoch is not None and made >= self._needed(self._epoch))
 
-    def total(self, optimizers: int) -> None:
-        """See `RunLength`."""
-
     def _needed(self, epoch: int) -> int:
         """Return the number of steps of a run that has reached its second epoch."""
         return LEAST_STEPS if self._has_evaluated else max(2 * epoch, LEAST_STEPS_UNEVALUATED)
@@ -96,7 +94,7 @@ class UntilEvaluated:
 
 
 @dataclass(slots=True)
-class UntilEvaluatedAfter:
+class UntilEvaluatedAfter(RunLength):
     """As many steps as contain, after the first `steps`, an evaluation and the begin of another epoch."""
 
     steps: int
@@ -113,9 +111,6 @@ class UntilEvaluatedAfter:
         self._has_evaluated |= bool(step.evaluated)
         is_later = self._has_evaluated and step.passes > self._passes
         return made >= self.steps + (LEAST_STEPS if is_later else MOST_STEPS)
-
-    def total(self, optimizers: int) -> None:
-        """See `RunLength`."""
 
 
 @dataclass(frozen=True, slots=True)

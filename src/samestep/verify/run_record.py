@@ -180,10 +180,8 @@ class RunRecord:
 
     def update(self, step: int) -> Vector:
         """Return the sketch of the update of the parameters in a step."""
-        after, before = (
-            np.array(vector, np.float64) for vector in (self.at(step).after, self.at(step).before)
-        )
-        return after - before
+        made = self.at(step)
+        return np.array(made.after, np.float64) - np.array(made.before, np.float64)
 
     def parameters(self, step: int) -> Vector:
         """Return the sketch of the parameters after a step."""
@@ -329,8 +327,8 @@ def _with_averaged_parameters(run: RunRecord) -> RunRecord:
 def _with_reduced_gradients(run: RunRecord) -> RunRecord:
     """Return a run with mean gradients, if other gradients on each rank always lead to equal parameters."""
     differing = [step for step in range(run.steps) if _differs(run, step, "gradient")]
-    is_reduced = all(_is_equal_after(run, step) for step in differing)
-    if not is_reduced or not any(run.at(step).before != run.at(step).after for step in differing):
+    differ_after = any(differ(rank_step.after for rank_step in run.of_ranks(step)) for step in differing)
+    if differ_after or not any(run.at(step).before != run.at(step).after for step in differing):
         return run
     means = {step: _means(run, step) for step in differing}
     return replace(_with_means(run, means), reduces_in_step=True)
@@ -340,11 +338,6 @@ def _differs(run: RunRecord, step: int, name: str) -> bool:
     """Return whether a quantity of all parameters differs between ranks that have the same parameters."""
     vectors = [getattr(rank_step, name) for rank_step in run.of_ranks(step)]
     return len({len(vector) for vector in vectors}) == 1 and differ(vectors)
-
-
-def _is_equal_after(run: RunRecord, step: int) -> bool:
-    """Return whether all ranks end a step with the same parameters."""
-    return not differ(rank_step.after for rank_step in run.of_ranks(step))
 
 
 def _mean_of_step(run: RunRecord, step: int) -> dict[str, Vector] | None:

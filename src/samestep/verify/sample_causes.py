@@ -148,11 +148,6 @@ def padding(comparison: Comparison) -> tuple[int, int] | None:
     return None
 
 
-def evaluates_alone(comparison: Comparison) -> bool:
-    """Return whether rank 0 evaluates by itself all samples that one worker evaluates."""
-    return comparison.run.evaluates_all(comparison.reference, 0)
-
-
 def _common_end(of_ranks: Sequence[Sequence[float]]) -> int:
     """Return how many samples all ranks evaluate last: a remainder that they do not share, and no padding."""
     equal = 0

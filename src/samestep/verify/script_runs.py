@@ -12,7 +12,7 @@ from samestep.base.units import counted, one_line
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch
 from samestep.verify.probed_run import Kind, TracedRun
-from samestep.verify.run_length import LEAST_STEPS, TOTAL_S, FixedLength, RunLength, progress_line
+from samestep.verify.run_length import LEAST_STEPS, FixedLength, RunLength, progress_line
 from samestep.verify.run_record import RunRecord
 
 
@@ -109,8 +109,3 @@ def length_after(reference: RunRecord) -> RunLength:
     """Return the length of runs that are compared with a reference, which may have ended by itself."""
     is_whole = reference.facts.ended != "steps"
     return FixedLength(2 * reference.steps + LEAST_STEPS if is_whole else reference.steps)
-
-
-def limit_of_runs(number: int) -> float:
-    """Return the time limit in seconds of each of some runs, if the user gives no number of steps."""
-    return TOTAL_S / number

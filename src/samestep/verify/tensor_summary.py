@@ -144,10 +144,14 @@ def summarize(tensor: Tensor, samples: int) -> RowSummary:
 def _one(tensor: Tensor | None) -> Tensor:
     if tensor is None or not has_values(tensor) or not tensor.numel():
         return torch.zeros(BUCKETS, dtype=torch.float64, device="cpu")
-    values = _in_double(tensor).reshape(-1)
-    signed = values * _signs(values.numel())
-    padded = torch.nn.functional.pad(signed, (0, -len(signed) % BUCKETS))
-    return padded.reshape(-1, BUCKETS).sum(0)
+    return bucket_sums(_in_double(tensor).reshape(-1), BUCKETS, generator=0)
+
+
+def bucket_sums(values: Tensor, buckets: int, *, generator: int) -> Tensor:
+    """Return the sums of values, with random signs from an own generator, in some buckets."""
+    signed = values * _signs(values.numel(), generator)
+    padded = torch.nn.functional.pad(signed, (0, -len(signed) % buckets))
+    return padded.reshape(-1, buckets).sum(0)
 
 
 def _in_double(tensor: Tensor) -> Tensor:
@@ -166,8 +170,8 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _signs(count: int) -> Tensor:
-    drawn = torch.randint(0, 2, (count,), generator=own_generator(0), dtype=torch.int8, device="cpu")
+def _signs(count: int, generator: int) -> Tensor:
+    drawn = torch.randint(0, 2, (count,), generator=own_generator(generator), dtype=torch.int8, device="cpu")
     return drawn.mul_(2).sub_(1)
 
 

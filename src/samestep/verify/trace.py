@@ -52,6 +52,10 @@ class Step:
     joined: bool = False
 
 
+VECTORS = ("gradient", "before", "after")
+"""Fields of a step with some numbers of a sketch for each parameter."""
+
+
 class Note(NamedTuple):
     """A note of an observer about the script of one rank."""
 
@@ -265,18 +269,9 @@ class ModuleRecord:
         return Counter(self.key(value)._replace(leaf=0) for value in self.values)
 
     @cached_property
-    def first_values(self) -> dict[int, Value]:
-        """The first value that has each tensor."""
-        first: dict[int, Value] = {}
-        for value in self.values:
-            if value.tensor is not None:
-                first.setdefault(value.tensor, value)
-        return first
-
-    @cached_property
     def gradients_by_key(self) -> dict[tuple[Key, int], Gradient]:
         """The gradients by the key of the tensor's first value, and the backward."""
-        first = self.first_values
+        first = {value.tensor: value for value in reversed(self.values)}
         return {
             (self.key(first[gradient.tensor]), gradient.backward): gradient for gradient in self.gradients
         }

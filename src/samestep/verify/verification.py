@@ -36,7 +36,7 @@ from samestep.verify.parameter_alignment import (
 from samestep.verify.precision import decided_in_double, may_be_rounding
 from samestep.verify.probed_run import rank_of_process
 from samestep.verify.rank_features import exceptions_of, of_own_generators
-from samestep.verify.run_length import FixedLength, RunLength, UntilEvaluated, WithinTime
+from samestep.verify.run_length import TOTAL_S, FixedLength, RunLength, UntilEvaluated, WithinTime
 from samestep.verify.run_record import RunRecord
 from samestep.verify.sample_causes import folder_order, hash_order
 from samestep.verify.script_findings import (
@@ -51,7 +51,7 @@ from samestep.verify.script_findings import (
     other_samples,
     row_of,
 )
-from samestep.verify.script_runs import Script, ScriptRuns, length_after, limit_of_runs
+from samestep.verify.script_runs import Script, ScriptRuns, length_after
 from samestep.verify.verdict import Finding, NotCompared, Report, Row, faults_of
 
 _RANDOM = ("random-per-worker", "random-alike-on-workers")
@@ -113,7 +113,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         # The reference, its control, perhaps a third run on one worker, and each number of workers.
-        self._limit_s = limit_of_runs(3 + len(self.workers))
+        self._limit_s = TOTAL_S / (3 + len(self.workers))
         self._length = (
             WithinTime(UntilEvaluated(), self._limit_s)
             if self.steps is None
@@ -184,7 +184,7 @@ class Verification:
             comparison = Comparison(*align_parameters(reference, whole, control, drops=True))
         except UnmatchedParametersError:
             self._missing["parameters"] = UNMATCHED
-            return Comparison(*(drop_parameters(record) for record in (reference, run, control)))
+            return Comparison(*map(drop_parameters, (reference, run, control)))
         if comparison.run.has_unmatched:
             lost = "parameter of which ranks hold parts that do not join to that of one worker"
             self._missing.setdefault("parameters", lost)

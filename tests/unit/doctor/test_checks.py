@@ -9,7 +9,8 @@ import pytest
 
 from samestep.base.machine.description import machine
 from samestep.base.polling import with_timeout
-from samestep.doctor.checks import CHECKS, THREAD, Check, any_stuck, run_check
+from samestep.doctor import checks as module
+from samestep.doctor.checks import CHECKS, THREAD, Check, Options, any_stuck, joining, run_check, run_checks
 from samestep.doctor.context import predict
 from samestep.doctor.results import Result, joined
 from samestep.launchers.detect import detect
@@ -71,6 +72,22 @@ def test_a_failing_check_is_a_finding(tmp_path):
     assert failed_checks(part, checks) == [finding.text]
     assert "RuntimeError: driver says no" in finding.text
     assert part.rows == [("a", "b")]
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_error_without_a_text_is_a_finding_with_its_type(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(module, "facts_here", raising(RuntimeError(text)))
+    monkeypatch.setattr(module, "_sum", raising(RuntimeError(text)))
+    of_devices = run_checks(recording("single").environment, Options(), checks=()).report.findings
+    together = run_check(Check("joining", joining, 5.0), here(tmp_path)).findings
+    assert ["RuntimeError(" in finding.text for finding in (of_devices[0][1], *together)] == [True, True]
 
 
 def test_a_hanging_check_is_a_finding(tmp_path, stuck):

@@ -104,6 +104,12 @@ def test_any_number_of_steps_makes_a_page_of_bounded_size(tmp_path, steps):
     assert len(text) < 120_000
 
 
+def test_the_times_of_slow_steps_are_in_seconds(tmp_path):
+    folder = run_folder(tmp_path / "run", data=2.345)
+    pages = (rendered(folder)[0], render_side_by_side([read_run(folder)]))
+    assert [re.findall(r"[\d.]+e\+\d+ ms", page) for page in pages] == [[], []]
+
+
 def test_an_incomplete_last_line_is_ignored(tmp_path):
     folder = run_folder(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as stream:

@@ -157,6 +157,11 @@ def test_a_time_line_has_a_row_for_each_rank_in_proportion():
     assert "rank 1: forward 40 ms" in HtmlPage(drawn).labels[0]
 
 
+def test_a_time_line_of_slow_steps_is_in_seconds():
+    drawn = TimeLine(title="t", kinds=[("c0", "forward")], rows={"rank 0": [Span(0, 0.0, 2345.0)]}).render()
+    assert "2.35e+03" not in drawn
+
+
 @pytest.mark.parametrize("values", [(95.0,), (100.0,), (99.0, 100.0)])
 def test_an_axis_ends_at_the_largest_value_there_can_be(values):
     lines = {"": [DataPoint(float(k), value, value, value) for k, value in enumerate(values)]}

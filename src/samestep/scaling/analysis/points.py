@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median, median_high, median_low, stdev
 from typing import Any, NamedTuple
 
-from samestep.base import units
-from samestep.base.units import percent
+from samestep.base.units import counted, percent
 from samestep.scaling.analysis.runs import SAME_BATCH, Run, SteadySteps, in_samples, steady_steps, with_epochs
 from samestep.scaling.analysis.study import PHASES, Interval, Loss, Mode, Point, Rank
 
@@ -230,15 +229,6 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def counted(workers: int) -> str:
-    """Return a number of workers.
-
-    >>> [counted(1), counted(4)]
-    ['1 worker', '4 workers']
-    """
-    return units.counted(workers, "worker")
-
-
 def phase_name(phase: str) -> str:
     """Return the name of a step's phase, or of a cause of overhead, in a sentence."""
     return _NAMES.get(phase, phase)
@@ -254,7 +244,7 @@ def gain(point: Point, base: Point) -> str:
     over = over_words(point, base)
     known = "" if point.between is None else f" ({' to '.join(map(times, point.between))})"
     speedup = f"speedup {times(point.speedup)}{known}{f' over {over}' if over else ''}"
-    return f"{counted(point.workers)}: {speedup}, efficiency {percent(point.efficiency)}"
+    return f"{counted(point.workers, 'worker')}: {speedup}, efficiency {percent(point.efficiency)}"
 
 
 def over_words(point: Point, base: Point) -> str:
@@ -270,7 +260,7 @@ def threads_of(cores_of: int, base: Point) -> str:
     >>> threads_of(4, Point(workers=1, threads=2, samples_per_second=1, speedup=1, efficiency=1))
     '8 threads'
     """
-    return units.counted((base.threads or 1) * cores_of, "thread")
+    return counted((base.threads or 1) * cores_of, "thread")
 
 
 def like_each(base: Point) -> str:

@@ -328,12 +328,8 @@ def kept_steps(run: Run) -> list[Step]:
     all steps are returned.
     """
     steps = _common(run)
-    without = [step for step in steps if not _has_evaluation(step)]
+    without = [step for step in steps if not any(line.get("evaluated") for line in step)]
     return without if 2 * len(without) >= len(steps) else steps
-
-
-def _has_evaluation(step: Step) -> bool:
-    return any(line.get("evaluated") for line in step)
 
 
 def _common(run: Run) -> list[Step]:
@@ -382,7 +378,8 @@ class _BatchSums:
 
 def in_samples(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return `runs` with their counted samples, in one unit for all numbers of workers."""
-    sums, loading = _measures(runs)
+    sums = list(map(_sums, runs))
+    loading = all(batches.loaded is not None for batches in sums)  # then loaders are the measure of all runs
     return tuple(
         _counted(batches, _part(batches, sums, loading=loading), loading=loading) for batches in sums
     )
@@ -424,12 +421,6 @@ def by_variant(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
     return variants
-
-
-def _measures(runs: Sequence[Run]) -> tuple[list[_BatchSums], bool]:
-    """Return the batches of each run, and whether loaders are their measure."""
-    sums = list(map(_sums, runs))
-    return sums, all(batches.loaded is not None for batches in sums)
 
 
 def _sums(run: Run) -> _BatchSums:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from samestep.base.units import percent
-from samestep.scaling.analysis.points import counted, gain, over_words, times
+from samestep.base.units import counted, percent
+from samestep.scaling.analysis.points import gain, over_words, times
 from samestep.scaling.analysis.speedup import (
     AS_FAST,
     baseline_of,
@@ -238,7 +238,8 @@ def _apart(point: Point, base: Point, one_process: Sequence[Point]) -> str:
     if factor is None:
         return ""
     baseline = over_words(point, base) or "the baseline"
-    return APART.format(baseline=baseline, factor=times(factor), workers=counted(point.workers))
+    workers = counted(point.workers, "worker")
+    return APART.format(baseline=baseline, factor=times(factor), workers=workers)
 
 
 def _fastest(variants: Sequence[Sequence[Point]]) -> Sequence[Point]:

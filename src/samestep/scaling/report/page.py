@@ -14,6 +14,7 @@ from samestep.report.charts import Span as Drawn
 from samestep.report.drawing import PARTS, Chart, DataPoint, color, patterns
 from samestep.report.page import (
     bullets,
+    grid,
     page,
     section,
     table,
@@ -21,7 +22,7 @@ from samestep.report.page import (
     unbroken_flags,
     write_text,
 )
-from samestep.scaling.analysis.points import UNIT, like_each, times
+from samestep.scaling.analysis.points import UNIT, amount, like_each, times
 from samestep.scaling.analysis.speedup import rate_ratio, same_threads
 from samestep.scaling.analysis.study import Point, Span, Study
 from samestep.scaling.report.tables import (
@@ -114,8 +115,7 @@ def _has_no_conclusion(study: Study) -> bool:
 
 def _measured(study: Study) -> Iterator[str]:
     studied = kinds(study)
-    drawn = "".join(chart.render() for chart in summary_charts(study))
-    yield section("Scaling", f'<div class="grid2">{drawn}</div>', _table(results(study)), *_resources(study))
+    yield section("Scaling", grid(summary_charts(study)), _table(results(study)), *_resources(study))
     yield from _steps(study, studied)
 
 
@@ -297,7 +297,7 @@ def _throughput(studied: list[Kind], unit: str) -> BarChart:
         y=unit,
         kinds=[(color(number), kind.title) for number, kind in enumerate(studied)],
         groups=groups,
-        text=lambda rate: f"{rate:,.4g} {unit}",
+        text=lambda rate: f"{amount(rate)} {unit}",
         note="Dashed: ideal throughput, at the baseline's speed of each worker." if has_gap else "",
     )
 
@@ -305,7 +305,7 @@ def _throughput(studied: list[Kind], unit: str) -> BarChart:
 def _phase_bars(studied: list[Kind]) -> BarChart:
     def bar(kind: Kind, point: Point) -> Bar:
         lengths = {_PLACES[name]: 1e3 * seconds for name, seconds in parts(point).items() if seconds > 0}
-        return Bar(name=kind.letter, parts=lengths, text=f"{sum(lengths.values()):.3g}")
+        return Bar(name=kind.letter, parts=lengths, text=amount(sum(lengths.values())))
 
     timed = [replace(kind, points=[point for point in kind.points if point.step_s]) for kind in studied]
     return BarChart(

@@ -12,9 +12,10 @@ from samestep.base.errors import UsageError
 from samestep.base.machine.description import CpuShare
 from samestep.base.record import provenance
 from samestep.base.regular_files import read_text
-from samestep.report.read_run import OTHER, PHASES, read_run
+from samestep.base.units import counted
+from samestep.report.read_run import OTHER, PHASES, read_run, table_in
 from samestep.report.read_run import Run as TrainingRun
-from samestep.scaling.analysis.points import UNIT, Time, counted, from_times, has_two_bases, measured
+from samestep.scaling.analysis.points import UNIT, Time, from_times, has_two_bases, measured
 from samestep.scaling.analysis.runs import (
     RankFile,
     Run,
@@ -146,7 +147,8 @@ def _of_runs(paths: Sequence[Path]) -> Study:
     check_same_training(paths, runs)
     counts = sorted({run.workers for run in runs})
     if len(counts) < 2:
-        raise UsageError(f"all runs are on {counted(counts[0])}: give runs on another number of workers too.")
+        alone = counted(counts[0], "worker")
+        raise UsageError(f"all runs are on {alone}: give runs on another number of workers too.")
     settings = {"from": [str(path) for path in paths], "launchers": launchers(runs), "recipe": recipe(runs)}
     study = Study(
         target=target(runs),
@@ -274,7 +276,7 @@ def _differing(runs: Sequence[Run]) -> dict[str, str]:
         values = dict.fromkeys((run.workers, run.settings.get(name)) for run in every)
         if len({value for _, value in values}) > 1:
             texts = (
-                f"{'none' if value is None else value or 'given'} at {counted(workers)}"
+                f"{'none' if value is None else value or 'given'} at {counted(workers, 'worker')}"
                 for workers, value in values
             )
             texts_of[name] = "" if _is_proportional(values) else ", ".join(texts)
@@ -355,7 +357,7 @@ def _sync(run: TrainingRun, workers: int) -> str:
 
 def _header(session: Mapping[str, Any]) -> dict[str, Any]:
     names = ("nodes", "launcher", "threads")
-    machine = _machine_of(session)
+    machine = table_in(table_in(session, "provenance"), "machine")
     device = str(session.get("device", ""))
     is_type = device in _DEVICE_TYPES  # for an NVIDIA GPU, the session has its name
     return {
@@ -380,12 +382,6 @@ def _processors(cpu: object) -> int | None:
     except FormatError:
         return None
     return share.usable if len(share.allowed) >= share.machine else share.machine
-
-
-def _machine_of(session: Mapping[str, Any]) -> Mapping[str, Any]:
-    provenance = session.get("provenance")
-    machine = provenance.get("machine") if isinstance(provenance, dict) else None
-    return machine if isinstance(machine, dict) else {}
 
 
 def _epoch(run: TrainingRun) -> float | None:
@@ -435,7 +431,7 @@ def _check_baselines(path: Path, times: Sequence[Time]) -> None:
     for mode, is_weak in (("strong", False), ("weak", True)):
         if {time.workers for time in times if time.is_weak == is_weak} == {baseline}:
             raise UsageError(
-                f"{path} has {mode} runs on {counted(baseline)} only: add runs on more workers, or "
+                f"{path} has {mode} runs on {counted(baseline, 'worker')} only: add runs on more workers, or "
                 "remove them. A baseline in one mode counts for both."
             )
 

@@ -63,7 +63,7 @@ class Kind:
     @property
     def largest(self) -> Point:
         """The point with the most workers, not oversubscribed if possible."""
-        return ([point for point in self.points if not point.oversubscribed] or self.points)[-1]
+        return (fair(self.points) or self.points)[-1]
 
 
 def kinds(study: Study) -> list[Kind]:

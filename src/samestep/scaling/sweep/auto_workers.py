@@ -12,6 +12,7 @@ from typing import NamedTuple
 from samestep.base.env import UNTRACKED
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
+from samestep.scaling.analysis.points import amount
 from samestep.scaling.analysis.speedup import AS_FAST
 from samestep.scaling.sweep.trial import Outcome, Trial
 
@@ -34,12 +35,10 @@ class Candidate(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The samples per second of each candidate, and why others have none."""
+    """The samples per second of each candidate, and why others have none; there was no time for the rest."""
 
     rates: Mapping[Candidate, float]
     errors: Mapping[Candidate, str]
-    late: Sequence[Candidate]
-    """Those for which there was no time."""
 
 
 def candidates(cores: int) -> list[Candidate]:
@@ -98,23 +97,21 @@ def measure(
     """
     rates: dict[Candidate, float] = {}
     errors: dict[Candidate, str] = {}
-    late: list[Candidate] = []
     end = clock() + LIMIT_S
     for case, trial in trials:
         if (left := end - clock()) < _LEAST_S:
-            late.append(case)
-            continue
+            break
         report(f"-n auto: measuring {case}, at most {left:.0f} s")
         outcome = execute(trial, left)
         if outcome.is_late:
-            late.append(case)
-        elif outcome.error:
+            continue
+        if outcome.error:
             errors[case] = outcome.error
         else:
             rates[case] = outcome.samples_per_second
     if errors and not rates:
         raise UsageError(f"-n auto: no steps were measured: {next(iter(errors.values()))} Give -n a number.")
-    return Measured(rates, errors, late)
+    return Measured(rates, errors)
 
 
 def fastest(among: Sequence[Candidate], measured: Measured) -> Candidate:
@@ -136,7 +133,7 @@ def in_words(among: Sequence[Candidate], measured: Measured) -> str:
 
 def _result(candidate: Candidate, measured: Measured) -> str:
     if candidate in measured.rates:
-        return f": {measured.rates[candidate]:,.4g}"
+        return f": {amount(measured.rates[candidate])}"
     return (
         f" failed: {measured.errors[candidate]}"
         if candidate in measured.errors

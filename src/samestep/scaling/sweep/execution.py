@@ -17,7 +17,7 @@ from samestep.base.record import printable, provenance
 from samestep.base.signals import held, interruptible
 from samestep.base.units import counted, seconds_text
 from samestep.report.run_page import NAME as PAGE
-from samestep.scaling.analysis.points import measured
+from samestep.scaling.analysis.points import amount, measured
 from samestep.scaling.analysis.runs import Run, is_oversubscribed, launchers, machine, read_ranks, recipe
 from samestep.scaling.analysis.study import NAME, Note, Point, Study, write_study
 from samestep.scaling.analysis.verdict import conclude
@@ -167,7 +167,7 @@ def _reason(outcome: Outcome, folder: Path) -> str:
 def _result(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
     """Return the rate of the last run and, if runs follow each other, the estimated time of the rest."""
     last = outcomes[-1]
-    rate = f"{last.samples_per_second:,.4g} samples/s"
+    rate = f"{amount(last.samples_per_second)} samples/s"
     took = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
     if last.seconds is None:
         return rate

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import cpu_share
 from samestep.base.machine.kernel_files import text_of
-from samestep.base.units import counted
+from samestep.base.units import counted, one_line
 from samestep.launch.local.failure import follows_from_another
 from samestep.scaling.analysis.runs import Run, in_samples, read_ranks, steady_steps
 from samestep.scaling.analysis.study import Note
@@ -92,7 +92,6 @@ Report: TypeAlias = Callable[[str], None]
 """Shows a line of progress to the user."""
 LATE_S = 5.0
 """The longest time until a file that was written on another node is visible here."""
-_LONGEST = 300  # letters of an error, which is one line in notes and tables
 _REFUSED = "samestep: error: "
 # The prefix of a launcher's line, which names the rank that ended but not the reason.
 _LAUNCHER = "samestep: "
@@ -202,11 +201,11 @@ def outcome_of(trial: Trial, exit_code: int) -> Outcome:
     """Return the outcome of a run that has ended with an exit code, in the convention of shells."""
     if exit_code:
         why = _reason(trial) or f"exit code {exit_code}{_signal(exit_code)} without output"
-        return Outcome(trial=trial, exit_code=exit_code, error=_short(why))
+        return Outcome(trial=trial, exit_code=exit_code, error=one_line(why))
     try:
         rate = _measured(trial)
     except UsageError as error:
-        return Outcome(trial=trial, error=_short(str(error)))
+        return Outcome(trial=trial, error=one_line(str(error)))
     return Outcome(trial=trial, samples_per_second=rate)
 
 
@@ -285,8 +284,3 @@ def _signal(exit_code: int) -> str:
         return f" ({signal.Signals(exit_code - 128).name})" if exit_code > 128 else ""
     except ValueError:
         return ""
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

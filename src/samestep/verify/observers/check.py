@@ -239,6 +239,11 @@ def is_zero(tensor: Tensor | None) -> bool:
         return False
 
 
+def overflows(optimizer: Optimizer) -> bool:
+    """Return whether a fused optimizer, which is called also for a step that it skips, skips this one."""
+    return not is_zero(getattr(optimizer, "found_inf", None))
+
+
 def magnitude(tensor: Tensor | None) -> float:
     """Return the largest magnitude of a tensor's values; 0 for a missing or empty tensor."""
     if tensor is None:

@@ -18,7 +18,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.verify.observers.check import Call, Check, checksum, in_words, is_zero, magnitude
+from samestep.verify.observers.check import Call, Check, checksum, in_words, is_zero, magnitude, overflows
 from samestep.verify.probe import plain_name
 from samestep.verify.trace import Note, Place
 
@@ -123,8 +123,7 @@ class ParameterUse(Check):
         if not use.has_changed:
             after = [checksum(parameter) for parameter in parameters_of(optimizer)]
             use.has_changed = after != use.before
-            skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer skips steps itself
-            if skipped is None or is_zero(skipped):
+            if not overflows(optimizer):
                 use.without_change += not all(
                     is_zero(parameter.grad) for parameter in parameters_of(optimizer)
                 )
@@ -384,10 +383,7 @@ class _Updates:
 
     def must_change(self) -> bool:
         """Return whether the gradients are so large that a step changes a parameter."""
-        overflow = getattr(self.optimizer, "found_inf", None)  # a fused optimizer skips steps itself
-        if overflow is not None and not is_zero(overflow):
-            return False
-        return any(
+        return not overflows(self.optimizer) and any(
             float(group.get("lr") or 0.0) * magnitude(parameter.grad) > _smallest_update(parameter)
             for group in self.optimizer.param_groups
             for parameter in group["params"]

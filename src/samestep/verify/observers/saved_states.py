@@ -76,7 +76,7 @@ class SavedStateDiffers(Check):
 
     def _note_state(self, state: Mapping[Any, Any], model: nn.Module, at_first: Checksums) -> None:
         """Record the state of a model that has all trainable parameters, and not all frozen ones."""
-        tensors = {plain_name(key): value for key, value in state.items() if _is_tensor(key, value)}
+        tensors = _tensors_in(state)
         trainable, frozen = _named(model, is_frozen=False), _named(model, is_frozen=True)
         is_complete = trainable and all(
             name in tensors and tensors[name].shape == parameter.shape
@@ -100,8 +100,7 @@ class SavedStateDiffers(Check):
         result = original(module, state_dict, *args, **kwargs)
         self._loaded.pop(module, None)
         if self._states and result.missing_keys:
-            tensors = {plain_name(key): value for key, value in state_dict.items() if _is_tensor(key, value)}
-            loaded = _checksums(tensors)
+            loaded = _checksums(_tensors_in(state_dict))
             missing = {plain_name(key) for key in result.missing_keys}
             for saved in self._states:
                 if saved.saved == loaded and missing >= set(saved.frozen):
@@ -121,8 +120,12 @@ class SavedStateDiffers(Check):
             )
 
 
-def _is_tensor(key: Any, value: Any) -> bool:
-    return isinstance(key, str) and isinstance(value, Tensor)
+def _tensors_in(state: Mapping[Any, Any]) -> dict[str, Tensor]:
+    return {
+        plain_name(key): value
+        for key, value in state.items()
+        if isinstance(key, str) and isinstance(value, Tensor)
+    }
 
 
 def _named(model: nn.Module, *, is_frozen: bool) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from samestep.hooks import declarations
 from samestep.hooks.registry import Hook, Make, wrapping
 from samestep.hooks.training_events import parameters_of
 from samestep.ranks.hang.script_position import current_place
-from samestep.verify.observers.check import Check, in_words, is_zero, version
+from samestep.verify.observers.check import Check, in_words, is_zero, overflows, version
 from samestep.verify.trace import Note, Place
 
 _LEAST_IN_SUCCESSION = 2  # steps in succession that show it
@@ -229,9 +229,8 @@ class LossScaling(Check):
         self._unscaled.clear()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """See `Check.before_step`; a fused optimizer is called also for a step that it skips."""
-        overflow = getattr(optimizer, "found_inf", None)
-        self._has_stepped = overflow is None or is_zero(overflow)
+        """See `Check.before_step`."""
+        self._has_stepped = not overflows(optimizer)
 
     def notes(self) -> Iterator[Note]:
         """See `Check.notes`."""

@@ -59,6 +59,11 @@ def test_the_smallest_candidate_that_is_as_fast_is_chosen(tmp_path, rates, chose
     assert all(f"{workers} x {threads}" in in_words(FOUND, found) for workers, threads in rates)
 
 
+def test_a_rate_above_ten_thousand_has_no_exponent(tmp_path):
+    found, _ = measured(tmp_path, dict.fromkeys(FOUND, 12345.6))
+    assert "12,346" in in_words(FOUND, found)
+
+
 def test_the_first_error_is_reported_if_all_runs_fail(tmp_path):
     with pytest.raises(UsageError, match=r"no such file\."):
         measured(tmp_path, dict.fromkeys(FOUND, "no such file."))
@@ -69,7 +74,7 @@ def test_runs_end_at_the_limit_of_all(tmp_path, seconds, number):
     found, made = measured(tmp_path, dict.fromkeys(FOUND, 1.0), seconds)
 
     assert made[0] == WORKERS
-    assert (len(found.rates), len(found.rates) + len(found.late)) == (number, len(FOUND))
+    assert (len(found.rates), found.errors) == (number, {})
     assert fastest(FOUND, found) == (THREADS if number > 1 else WORKERS)
 
 
