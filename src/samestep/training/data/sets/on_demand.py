@@ -234,7 +234,7 @@ def _open(name: str, split: Split, root: Path, *, download: bool) -> Any:
 
 
 def _labels_of(data: Any) -> Sequence[int]:
-    for name in ("targets", "labels", "_labels_of"):
+    for name in ("targets", "labels", "_labels"):
         labels = getattr(data, name, None)
         if labels is not None:
             return [int(label) for label in labels]

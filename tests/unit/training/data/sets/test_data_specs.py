@@ -10,6 +10,7 @@ from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
 from samestep.training.data.image_set import ImageSet, LazyImages
 from samestep.training.data.loader import ImageLoader, LoaderOptions
+from samestep.training.data.sets import on_demand
 from samestep.training.data.sets.registry import load
 from support.data import shared_data
 from support.vision import torchvision
@@ -126,6 +127,27 @@ def test_mnist_of_torchvision_equals_the_published_one(tmp_path):
         assert label == ours.labels[index]
     assert theirs.mean == pytest.approx(ours.mean, abs=0.01)
     assert load("torchvision:MNIST@16", "test", data_dir=tmp_path)[3][0].shape == (1, 16, 16)
+
+
+def test_the_labels_of_torchvision_are_read_without_the_images(monkeypatch):
+    class Flowers:
+        """A set that keeps its labels as Flowers102 and Food101 of torchvision do."""
+
+        _labels = tuple(number % 3 for number in range(3000))
+        read = 0
+
+        def __len__(self):
+            return len(self._labels)
+
+        def __getitem__(self, index):
+            self.read += 1
+            return np.zeros((2, 2, 3), dtype=np.uint8), self._labels[index]
+
+    flowers = Flowers()
+    monkeypatch.setattr(on_demand, "_open", lambda *_, **options: flowers)
+
+    assert load("torchvision:Flowers102", "train").labels == [*flowers._labels]
+    assert flowers.read <= 1001  # of which the statistics and the shape are computed
 
 
 @pytest.mark.parametrize(
