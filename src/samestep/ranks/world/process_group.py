@@ -21,7 +21,7 @@ from samestep.hooks.thread_values import bound
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
 from samestep.ranks.world.device import BACKENDS
-from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
+from samestep.ranks.world.operation import Op, as_contiguous, check_operation, finish, headroom, put_back
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, SoloWorld, Work, World
 
 T = TypeVar("T")
@@ -185,8 +185,7 @@ class ProcessGroupWorld(DerivedWorld):
                 contiguous.div_(room)
             with self.waiting("all_reduce"):
                 dist.all_reduce(contiguous, op=_OPS[op])
-            if op == "mean":
-                contiguous.div_(self.place.size / room)
+            finish(contiguous, op, self.place.size, room)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
