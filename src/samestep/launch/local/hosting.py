@@ -12,11 +12,10 @@ import importlib.util
 import io
 import os
 import re
-import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
@@ -28,6 +27,7 @@ from samestep.base.console import log
 from samestep.base.errors import INTERRUPTED, DeviceFailed, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE, shown
 from samestep.launch.job import Program
+from samestep.launch.local.output import is_regular
 from samestep.launch.source.modules import is_safe_path
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -345,12 +345,9 @@ def _flush(streams: Any) -> None:
             stream.flush()
 
 
-def _file_streams() -> Iterator[io.IOBase]:
-    """Yield the streams that write to a regular file."""
-    for stream in _streams():
-        with suppress(Exception):
-            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                yield stream
+def _file_streams() -> list[io.IOBase]:
+    """Return the streams that write to a regular file."""
+    return [stream for stream in _streams() if is_regular(stream)]
 
 
 def _streams() -> list[io.IOBase]:
