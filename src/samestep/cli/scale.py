@@ -459,18 +459,10 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
     """Refuse options of jobs without ``--submit``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        flag = "-n" if "-n" in parameter.opts else max(parameter.opts, key=len)
-        if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
-            continue
-        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS
-        if (
-            is_of_job
-            and submission.submit is None
-            and flag != "--collect"
-            and context.params[parameter.name or ""]
-        ):
+    for parameter in context.command.params if submission.submit is None else ():
+        name, flag = parameter.name or "", max(parameter.opts, key=len)
+        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS and flag != "--collect"
+        if is_of_job and script_words.is_typed(name, context) and context.params[name]:
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
