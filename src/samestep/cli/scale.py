@@ -3,13 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from samestep.autopilot.script.options import Options
-from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line, repository_of
 from samestep.base.units import check_hang_timeout
@@ -28,7 +28,6 @@ from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_s
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launchers.processors import checked as checked_binding
-from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
 from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.scaling.analysis.study import Study, seen_from_here
@@ -479,8 +478,5 @@ def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: re
         print(json_line(asdict(study)))
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
-    if output.figures is not None:
-        inform(write_figures(charts(study), output.figures))
-    if output.pdf is not None:
-        inform(write_pdf(folder / NAME, output.pdf))
+    output.save(folder / NAME, partial(charts, study))
     return code
