@@ -190,7 +190,7 @@ def note_status(message: bytes) -> None:
 
 
 def _write_message(at: int, message: bytes) -> None:
-    data = _HEAD.pack(len(message), zlib.crc32(message)) + message
+    data = with_checksum(message)
     if _here.memory is not None:
         _here.memory[at : at + len(data)] = data
 
@@ -252,7 +252,7 @@ def _readable(paths: Iterable[Path]) -> Iterator[EventRecord]:
 
 
 def _parsed(data: bytes, path: Path) -> EventRecord:
-    worker: RecordedWorker = read_as(RecordedWorker, json.loads(_message(data, 0)), "worker")
+    worker: RecordedWorker = read_as(RecordedWorker, json.loads(message_at(data, 0)), "worker")
     count, now = _COUNT.unpack_from(data, _COUNT_AT)[0], time.monotonic()
     events = []
     for number in range(max(0, count - EVENTS), count):
@@ -264,12 +264,18 @@ def _parsed(data: bytes, path: Path) -> EventRecord:
         worker=worker,
         life=worker.process.life(),
         events=tuple(events),
-        status=_message(data, _STATUS_AT),
+        status=message_at(data, _STATUS_AT),
         path=path,
     )
 
 
-def _message(data: bytes, at: int) -> bytes:
+def with_checksum(message: bytes) -> bytes:
+    """Return a message as it is written to memory that other processes read; see `message_at`."""
+    return _HEAD.pack(len(message), zlib.crc32(message)) + message
+
+
+def message_at(data: bytes, at: int) -> bytes:
+    """Return the message at a position; empty if there is none, or if it is being written."""
     length, checksum = _HEAD.unpack_from(data, at)
     message = data[at + _HEAD.size : at + _HEAD.size + length]
     return message if zlib.crc32(message) == checksum else b""

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from samestep.base.documents import read_as
 from samestep.base.errors import Error, UsageError
 from samestep.base.machine.kernel_files import name_space
 from samestep.base.process_identity import Life, Owner, has_ended
@@ -194,7 +195,8 @@ def _owner(path: Path) -> Owner:
         record = json.loads(stream.read(_LONGEST_RECORD))
     if not isinstance(record, dict) or record.pop("is", None) != _VERSION:
         raise ValueError("no record of a temporary folder")
-    return Owner.of_record(record)
+    owner: Owner = read_as(Owner, record, "process")
+    return owner
 
 
 def _is_own_folder(entry: "os.DirEntry[str]") -> bool:

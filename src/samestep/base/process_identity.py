@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from samestep.base.documents import PositiveInt, read_as
+from samestep.base.documents import PositiveInt
 from samestep.base.machine.kernel_files import name_space, text_of
 
 Life: TypeAlias = Literal["alive", "dead", "unknown"]
@@ -33,16 +33,6 @@ class Owner:
     def here(cls) -> "Owner":
         """Return the identity of this process."""
         return cls(pid=os.getpid(), started=started_at(os.getpid()), **_this_host())
-
-    @classmethod
-    def of_record(cls, record: object) -> "Owner":
-        """Return the process of a record, the fields of this class by name.
-
-        Raises:
-            ValueError: the record is malformed.
-        """
-        owner: Owner = read_as(cls, record, "process")
-        return owner
 
     def life(self) -> Life:
         """Return whether the process lives, as far as this process can find out."""

@@ -53,21 +53,23 @@ def held() -> Iterator[DeferredSignals]:
         yield noted
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on each signal that ends a command, also within `held`."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with ends_handled(end):
-        yield
+    return ends_handled(end)
 
 
 def ends_handled(take: Handler) -> AbstractContextManager[None]:
     """Handle the signals that end a command by `take`; ignored signals stay ignored."""
-    heeded = [number for number in ENDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    return handled(heeded, take)
+    return handled(unless_ignored(ENDS), take)
+
+
+def unless_ignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return those of the signals that this process was not started to ignore."""
+    return [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 
 @contextmanager
@@ -91,15 +93,9 @@ def ended_by_interrupt() -> Iterator[None]:
     For imports: Python can lose a KeyboardInterrupt in the callbacks of its import locks, and a library
     prints its traceback if its own import is interrupted.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with handled([signal.SIGINT] if is_default else [], _end_process):
         yield
-        return
-    signal.signal(signal.SIGINT, _end_process)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_by_interrupt_with(code: int) -> None:

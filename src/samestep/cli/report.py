@@ -1,18 +1,18 @@
 """Implements ``samestep report``, which writes a page about runs or a scaling study."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.cli.options import launch, results
 from samestep.cli.options.declare import RESULTS_PANEL, grouped, option, switch
 from samestep.report import run_page
-from samestep.report.page import write_figures, write_pdf, write_text
+from samestep.report.page import write_text
 from samestep.report.read_run import names, read_run
 from samestep.report.run_page import NAME, charts, headline, hints
 from samestep.scaling.analysis.study import seen_from_here
@@ -63,10 +63,7 @@ def report(
         path = write_text(page or paths[0] / NAME, run_page.render(runs[0]))
     else:
         path = write_text(page or Path(NAME), run_page.render_side_by_side(runs))
-    if output.figures is not None:
-        inform(write_figures(charts(runs), output.figures))
-    if output.pdf is not None:
-        inform(write_pdf(path, output.pdf))
+    output.save(path, partial(charts, runs))
     headlines = dict(zip(names(runs), map(headline, runs), strict=True))
     if output.as_json:
         hints_of = {
@@ -84,10 +81,7 @@ def _report_study(
 ) -> None:
     study = study_of(paths, bar=worth)
     path = write_study_page(study, page or _beside(paths))
-    if output.figures is not None:
-        inform(write_figures(study_charts(study), output.figures))
-    if output.pdf is not None:
-        inform(write_pdf(path, output.pdf))
+    output.save(path, partial(study_charts, study))
     if output.as_json:
         print(json_line({"page": str(path), "study": asdict(study)}))
         return

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from samestep.autopilot.script.options import Options
-from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line, repository_of
 from samestep.base.units import check_hang_timeout
@@ -28,7 +28,6 @@ from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_s
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launchers.processors import checked as checked_binding
-from samestep.report.page import write_figures, write_pdf
 from samestep.report.run_page import NAME
 from samestep.run.decision import recognize_script, refuse_own_workers
 from samestep.scaling.analysis.study import Study, seen_from_here
@@ -459,18 +458,10 @@ def _refuse_unused(context: typer.Context, submission: StudyJobs) -> None:
     """Refuse options of jobs without ``--submit``."""
     if submission.submit not in (None, "slurm"):
         raise UsageError(f"--submit {submission.submit!r} is not supported; give slurm.")
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        flag = "-n" if "-n" in parameter.opts else max(parameter.opts, key=len)
-        if source is None or source.name != "COMMANDLINE" or not flag.startswith("-"):
-            continue
-        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS
-        if (
-            is_of_job
-            and submission.submit is None
-            and flag != "--collect"
-            and context.params[parameter.name or ""]
-        ):
+    for parameter in context.command.params if submission.submit is None else ():
+        name, flag = parameter.name or "", max(parameter.opts, key=len)
+        is_of_job = getattr(parameter, "rich_help_panel", "") in _JOB_PANELS and flag != "--collect"
+        if is_of_job and script_words.is_typed(name, context) and context.params[name]:
             raise UsageError(
                 f"{flag} needs --submit slurm; give that too, or put an option of the script after --."
             )
@@ -487,8 +478,5 @@ def _print_study(result: tuple[Study, int] | list[str], folder: Path, output: re
         print(json_line(asdict(study)))
     else:
         print(study_text(seen_from_here(study, folder), terminal_width()))
-    if output.figures is not None:
-        inform(write_figures(charts(study), output.figures))
-    if output.pdf is not None:
-        inform(write_pdf(folder / NAME, output.pdf))
+    output.save(folder / NAME, partial(charts, study))
     return code

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from samestep.base.polling import holds_within
-from samestep.ranks.rendezvous.handshake import Store
+from samestep.ranks.rendezvous.store import Store
 
 H = TypeVar("H", bound=Hashable)
 Row: TypeAlias = tuple[str, str]

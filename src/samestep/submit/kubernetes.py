@@ -64,8 +64,7 @@ class KubernetesJob(NodeSizes):
     @property
     def resource(self) -> str:
         """The resource that has the state of the job, as kubectl names it."""
-        kinds = {"none": "job", "jobset": "jobset", "pytorchjob": "pytorchjob"}
-        return f"{kinds[self.operator]}/{self.name}"
+        return f"{'job' if self.operator == 'none' else self.operator}/{self.name}"
 
     @property
     def pods(self) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from samestep.base.record import IDENTITY_FILE
 from samestep.training.checkpoint.checkpoint_schedule import Retention, Writer
-from samestep.training.checkpoint.newest import folder_of, newest_valid, steps_in
+from samestep.training.checkpoint.newest import checkpoints_in, newest_valid
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.save import SealedFile
 from samestep.training.checkpoint.snapshot import FILES, Snapshot
@@ -96,7 +96,7 @@ def test_a_kill_at_any_moment_leaves_a_valid_newest_checkpoint(tmp_path, monkeyp
         killed = killed_at(folder, at)
 
         chosen = newest_valid(folder)
-        assert all(read(folder_of(folder, step)) for step in steps_in(folder))
+        assert all(read(path) for _, path in checkpoints_in(folder))
         seed = chosen.snapshot.state["seed"]
         assert chosen.refused == ()
         assert same(chosen.snapshot.model, made(1, seed).model)
@@ -108,7 +108,7 @@ def test_a_kill_at_any_moment_leaves_a_valid_newest_checkpoint(tmp_path, monkeyp
         assert writer.failure is None
         assert {path.name for path in folder.iterdir()} == {
             IDENTITY_FILE,
-            *(f"step-{n}" for n in steps_in(folder)),
+            *(path.name for _, path in checkpoints_in(folder)),
         }
         shutil.rmtree(folder)
         if not killed:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from samestep.base import owned_folders
+from samestep.base.documents import read_as
 from samestep.base.errors import Error, UsageError
 from samestep.base.owned_folders import (
     DESCENDANTS,
@@ -181,7 +182,7 @@ def test_a_process_is_distinguished_from_an_earlier_one_of_the_same_pid():
     here = Owner.here()
     assert here.life() == "alive"
     assert replace(here, started="1").life() == "dead"
-    assert Owner.of_record(asdict(here)) == here
+    assert read_as(Owner, asdict(here), "process") == here
     child = os.fork()
     if child == 0:
         os._exit(0)

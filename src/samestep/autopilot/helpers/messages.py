@@ -223,9 +223,7 @@ class _Line:
         self._memory, self._words = memory, begin
         self._releases = begin + _WORDS.size
         self._answers = self._releases + _RELEASED.size
-        self._semaphores = Semaphores(
-            memory, processes, rank=rank, may_spin=True, timeout_s=float("inf"), initializes=False
-        )
+        self._semaphores = Semaphores(memory, processes, rank=rank, may_spin=True, timeout_s=float("inf"))
         self._rank, self._helpers, self._processes = rank, range(1, size), processes
 
 

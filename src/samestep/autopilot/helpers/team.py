@@ -137,9 +137,7 @@ class TeamMemory:
 
     def _world(self, rank: int, processes: Sequence[Process]) -> "MemoryTeamWorld":
         memory = self.collectives.opened()
-        semaphores = Semaphores(
-            memory, processes, rank=rank, may_spin=True, timeout_s=self.timeout_s, initializes=False
-        )
+        semaphores = Semaphores(memory, processes, rank=rank, may_spin=True, timeout_s=self.timeout_s)
         place = Place(rank=rank, size=self.size, local_rank=rank, local_size=self.size)
         progress = progress_of(range(self.size), self.size, SHARED_MEMORY)
         shared = SharedMemory(memory, rank=rank, size=self.size, semaphores=semaphores, progress=progress)

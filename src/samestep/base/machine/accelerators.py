@@ -6,7 +6,7 @@ A process that has opened a device must not be forked, so another process counts
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +26,11 @@ _NOT_HERE = (
 
 def accelerator_count(dev: Path = Path("/dev")) -> int:
     """Return the number of accelerators that torch finds here; 0 at once if there is no device file."""
-    return _ask(_QUESTION) if can_have_accelerators(dev) else 0
+    if not can_have_accelerators(dev):
+        return 0
+    answer = subprocess.run([sys.executable, "-c", _QUESTION], capture_output=True, text=True, check=False)
+    words = answer.stdout.split()
+    return int(words[-1]) if answer.returncode == 0 and words and words[-1].isdecimal() else 0
 
 
 def can_have_accelerators(dev: Path = Path("/dev")) -> bool:
@@ -102,10 +106,3 @@ def workers_per_node(text: str, *, cpus: int, accelerators: int | None = None) -
         raise UsageError(
             f"--nproc-per-node {text!r} is neither a number nor one of gpu, cpu, auto."
         ) from None
-
-
-def _ask(question: str) -> int:
-    command: Sequence[str] = (sys.executable, "-c", question)
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    words = answer.stdout.split()
-    return int(words[-1]) if answer.returncode == 0 and words and words[-1].isdecimal() else 0

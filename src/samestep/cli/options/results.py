@@ -1,9 +1,11 @@
 """Declares the options of trainings and of results."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from samestep.base.console import inform
 from samestep.base.errors import UsageError
 from samestep.base.folders import refuse_unwritable
 from samestep.cli.options.declare import (
@@ -14,7 +16,8 @@ from samestep.cli.options.declare import (
     option,
     switch,
 )
-from samestep.report.page import refuse_without_browser
+from samestep.report.drawing import Chart
+from samestep.report.page import refuse_without_browser, write_figures, write_pdf
 
 AsJson = Annotated[bool, switch("Print JSON instead of text.", RESULTS_PANEL, "--json")]
 
@@ -71,6 +74,13 @@ class PageOutput(Output):
         """Refuse files that cannot be written."""
         super(PageOutput, self).check()
         refuse_without_browser(self.pdf)
+
+    def save(self, page: Path, charts: Callable[[], Iterable[Chart]]) -> None:
+        """Save the charts, and print the page to a PDF, if these were asked for."""
+        if self.figures is not None:
+            inform(write_figures(charts(), self.figures))
+        if self.pdf is not None:
+            inform(write_pdf(page, self.pdf))
 
 
 def _efficiency(text: str) -> float:

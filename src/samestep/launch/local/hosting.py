@@ -12,11 +12,10 @@ import importlib.util
 import io
 import os
 import re
-import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
@@ -28,6 +27,7 @@ from samestep.base.console import log
 from samestep.base.errors import INTERRUPTED, DeviceFailed, Error, UsageError, WorldError
 from samestep.base.folders import PACKAGE, shown
 from samestep.launch.job import Program
+from samestep.launch.local.output import is_regular
 from samestep.launch.source.modules import is_safe_path
 
 _LINE_OF_TRACEBACK = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -51,7 +51,6 @@ class Ending:
     unwritten: str = ""  # the file that could not be written and the reason, if that ended the program
     headline: str = ""  # the failure in one line, where it is not that this program failed
     details: str = ""  # what the log file gets instead of the traceback; empty for the same
-    is_from_outside: bool = False  # whether samestep or Ctrl-C ended it, rather than its own code
 
 
 def host(program: Program, send_provisional: Callable[[Ending], None] | None = None) -> Ending:
@@ -173,7 +172,6 @@ def ending_of(error: BaseException) -> Ending:
         traceback=text,
         line=line,
         unwritten=unwritten,
-        is_from_outside=isinstance(error, (KeyboardInterrupt, Error)),
     )
 
 
@@ -184,7 +182,8 @@ def _in_its_own_words(
     if isinstance(error, (UsageError, WorldError, DeviceFailed)) or sys.excepthook is sys.__excepthook__:
         return ending
     visible = _user_frames(error.__traceback__)
-    text = io.TextIOWrapper(io.BytesIO(), errors="backslashreplace", write_through=True)
+    written = io.BytesIO()
+    text = io.TextIOWrapper(written, errors="backslashreplace", write_through=True)
     if send_provisional is not None:
         send_provisional(ending)
     try:
@@ -194,13 +193,9 @@ def _in_its_own_words(
         ending = replace(ending, exit_code=exited(stop).exit_code)
     except BaseException as another:  # noqa: BLE001 - reported besides the error itself
         broken = f"Error in sys.excepthook:\n{ending_of(another).traceback}\nOriginal exception was:\n"
-        return replace(ending, traceback=_written(text) + broken + ending.traceback)
-    return replace(ending, traceback=_written(text))
-
-
-def _written(text: io.TextIOWrapper) -> str:
-    buffer = text.buffer
-    return buffer.getvalue().decode(text.encoding) if isinstance(buffer, io.BytesIO) else ""
+        output = written.getvalue().decode(text.encoding)
+        return replace(ending, traceback=output + broken + ending.traceback)
+    return replace(ending, traceback=written.getvalue().decode(text.encoding))
 
 
 def _message(error: BaseException) -> str:
@@ -345,12 +340,9 @@ def _flush(streams: Any) -> None:
             stream.flush()
 
 
-def _file_streams() -> Iterator[io.IOBase]:
-    """Yield the streams that write to a regular file."""
-    for stream in _streams():
-        with suppress(Exception):
-            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                yield stream
+def _file_streams() -> list[io.IOBase]:
+    """Return the streams that write to a regular file."""
+    return [stream for stream in _streams() if is_regular(stream)]
 
 
 def _streams() -> list[io.IOBase]:

@@ -18,7 +18,7 @@ from samestep.base.console import open_standard_streams
 from samestep.base.errors import PREEMPTED
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
-from samestep.base.signals import ENDS, WARNINGS
+from samestep.base.signals import WARNINGS, ends_handled, handled, unless_ignored
 from samestep.launch.job import STDERR, STDOUT, Job
 from samestep.launch.local import output
 from samestep.launch.local.child import Entry, Start
@@ -90,20 +90,15 @@ def signals_noted() -> Iterator[Signals]:
     os.set_blocking(read.fileno(), False)
     os.set_blocking(write.fileno(), False)
     signals = Signals(wakeup=read.fileno(), files=(read.fileno(), write.fileno()))
-    noted = {**dict.fromkeys(ENDS, signals.take), **dict.fromkeys(WARNINGS, signals.pass_on)}
-    before = {number: signal.getsignal(number) for number in noted}
     waker = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, noted[number])
-    # Wakes the launcher to reap orphans.
-    children = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        yield signals
+        with (
+            ends_handled(signals.take),
+            handled(unless_ignored(WARNINGS), signals.pass_on),
+            handled([signal.SIGCHLD], lambda *_: None),  # wakes the launcher to reap orphans
+        ):
+            yield signals
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.signal(signal.SIGCHLD, children)
         signal.set_wakeup_fd(waker)
         read.close()
         write.close()

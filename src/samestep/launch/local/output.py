@@ -253,10 +253,11 @@ def _streams() -> Iterator[Any]:
         if type(stream) in _KINDS:
             yield stream
     for kind in _KINDS:  # a text's buffer is flushed after the text
-        yield from (stream for stream in gc.get_objects() if type(stream) is kind and _is_regular(stream))
+        yield from (stream for stream in gc.get_objects() if type(stream) is kind and is_regular(stream))
 
 
-def _is_regular(stream: Any) -> bool:
-    with suppress(OSError, ValueError):
+def is_regular(stream: Any) -> bool:
+    """Return whether a stream reads or writes a regular file; a class of the program may fail here."""
+    with suppress(Exception):
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     return False

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from samestep.base.errors import UsageError
@@ -104,31 +103,29 @@ def _is_set(value: object) -> bool:
     return str(value).lower() not in _UNSET and bool(value)
 
 
-_DEVICES: Mapping[str, _Asks] = MappingProxyType(
-    {
-        **dict.fromkeys(("devices", "num_nodes", "gpus", "num_processes", "tpu_cores"), _count),
-        "strategy": _strategy,
-        "accelerator": lambda value: isinstance(value, str) and value.startswith("ddp"),
-    }
-)
-_SHARDING: Mapping[str, _Asks] = MappingProxyType(
-    dict.fromkeys(
+_DEVICES: Mapping[str, _Asks] = {
+    **dict.fromkeys(("devices", "num_nodes", "gpus", "num_processes", "tpu_cores"), _count),
+    "strategy": _strategy,
+    "accelerator": lambda value: isinstance(value, str) and value.startswith("ddp"),
+}
+_SHARDING: Mapping[str, _Asks] = {
+    **dict.fromkeys(
         (
             *("fsdp", "fsdp_config", "fsdp_plugin", "deepspeed", "deepspeed_config", "deepspeed_plugin"),
             *("ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
             *("megatron_lm_plugin", "parallelism_config", "torch_tp_plugin"),
         ),
         _is_set,
-    )
-    | {"tp_size": _count}
-)
+    ),
+    "tp_size": _count,
+}
 _ARGUMENTS: tuple[tuple[tuple[str, ...], Mapping[str, _Asks]], ...] = (
     (_LIGHTNING, _DEVICES),
     ((*_TRANSFORMERS, *_ACCELERATE, *_COMPOSER, "transformers"), _SHARDING),
-    (("mmengine.runner.Runner",), MappingProxyType({"launcher": _strategy})),
+    (("mmengine.runner.Runner",), {"launcher": _strategy}),
 )
 """Arguments of calls, by name, that can ask for several devices."""
-_FLAGS: Mapping[str, _Asks] = MappingProxyType({**_DEVICES, **_SHARDING, "launcher": _strategy})
+_FLAGS: Mapping[str, _Asks] = {**_DEVICES, **_SHARDING, "launcher": _strategy}
 """Flags of a program, from which such arguments are made."""
 _FROM_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 

@@ -25,7 +25,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from samestep.base.env import Environment
@@ -62,15 +61,13 @@ _ON_ONE_NODE = (
     *("SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR"),
 )
 """Variables that hold the job's nodes, or the address of the first."""
-_VALUES: Mapping[str, Callable[[Place], object]] = MappingProxyType(
-    {
-        name: operator.attrgetter(field)
-        for field in FIELDS
-        for names in (*(getattr(row, field) for row in LAUNCHERS), _FURTHER.get(field, ()))
-        for name in names
-        if name.startswith(_PREFIXES)
-    }
-)
+_VALUES: Mapping[str, Callable[[Place], object]] = {
+    name: operator.attrgetter(field)
+    for field in FIELDS
+    for names in (*(getattr(row, field) for row in LAUNCHERS), _FURTHER.get(field, ()))
+    for name in names
+    if name.startswith(_PREFIXES)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +152,20 @@ INIT_PROCESS_GROUP = (
 )
 _GROUPS = ("torch.distributed.is_initialized", "torch.distributed.is_torchelastic_launched")
 """Functions that return False where there is no launcher, and no group."""
-_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"int": int, "bool": bool, "str": str})
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = MappingProxyType(
-    {
-        ast.Eq: operator.eq,
-        ast.NotEq: operator.ne,
-        ast.Lt: operator.lt,
-        ast.LtE: operator.le,
-        ast.Gt: operator.gt,
-        ast.GtE: operator.ge,
-        ast.Is: operator.is_,
-        ast.IsNot: operator.is_not,
-    }
-)
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "bool": bool, "str": str}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
 _STORES = tuple(f"os.environ.{name}" for name in ("setdefault", "update", "__setitem__"))
 _PARSERS = ("parse_args", "parse_known_args", "parse_intermixed_args", "parse_known_intermixed_args")
-_FLAGS: Mapping[str, bool] = MappingProxyType({"store_true": False, "store_false": True})
+_FLAGS: Mapping[str, bool] = {"store_true": False, "store_false": True}
 """The defaults of options without a value, by their actions."""
 _EXITS = ("sys.exit", "os._exit", "exit", "quit")
 _MOST_ROUNDS = 4

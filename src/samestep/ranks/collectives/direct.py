@@ -41,7 +41,7 @@ from samestep.ranks.world.operation import (
     reduce_in_rank_order,
 )
 from samestep.ranks.world.process_group import ProcessGroupWorld
-from samestep.ranks.world.protocol import RelayedWorld, Work, World
+from samestep.ranks.world.protocol import DeferredWork, RelayedWorld, Work, World
 
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them: a guess at
@@ -221,7 +221,7 @@ class DirectWorld(RelayedWorld):
         """See `World.all_reduce_later`; see `average_later` for small ones."""
         if not _is_small(tensor, MOST_LATER):
             return self.inner.all_reduce_later(tensor)
-        return _Deferred(self, tensor, "sum")
+        return DeferredWork(partial(self.reduce_directly, tensor, "sum"))
 
     def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`; a small tensor is averaged by `wait`.
@@ -231,7 +231,7 @@ class DirectWorld(RelayedWorld):
         """
         if not _is_small(tensor, MOST_LATER):
             return self.inner.average_later(tensor)
-        return _Deferred(self, tensor, "mean")
+        return DeferredWork(partial(self.reduce_directly, tensor, "mean"))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
@@ -241,17 +241,6 @@ class DirectWorld(RelayedWorld):
         """See `World.barrier`."""
         with self._waiting("barrier"):
             self._collectives.barrier()
-
-
-class _Deferred:
-    """All-reduce that is executed when it is waited for."""
-
-    def __init__(self, world: DirectWorld, tensor: Tensor, op: Op) -> None:
-        self._call = partial(world.reduce_directly, tensor, op)
-
-    def wait(self) -> None:
-        """See `Work.wait`."""
-        self._call()
 
 
 def _is_small(tensor: Tensor, most: int) -> bool:

@@ -33,11 +33,10 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphores:
-    """The semaphores of all pairs of ranks; usable once every rank has constructed this.
+    """The semaphores of all pairs of ranks, which one of the ranks initializes before any of them uses one.
 
     They take the first ``SIZE`` bytes of `memory` for each pair of ranks. `processes` are those of all ranks,
-    as `own_process` returns them; `may_spin` is whether there is a core for each rank. After `initialize`, no
-    rank `initializes` its own.
+    as `own_process` returns them; `may_spin` is whether there is a core for each rank.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Semaphores:
         rank: int,
         may_spin: bool,
         timeout_s: float,
-        initializes: bool = True,
     ) -> None:
         size = len(processes)
         self._memory = (ctypes.c_char * (SIZE * size * size)).from_buffer(memory)
@@ -60,9 +58,6 @@ class Semaphores:
         self._yields = _YIELDS if may_spin else 1
         self._timeout_s = timeout_s
         self._processes = processes
-        for semaphore in self._from.values() if initializes else ():  # those that it waits for
-            if _libc.sem_init(semaphore, 1, 0):
-                raise OSError(ctypes.get_errno(), "sem_init failed")
 
     def post(self) -> None:
         """Signal all other ranks."""

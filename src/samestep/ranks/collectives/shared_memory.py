@@ -41,7 +41,7 @@ from torch import Tensor
 from samestep.base.machine.description import cpu_share, enough_for_all
 from samestep.base.units import bytes_text
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
-from samestep.ranks.collectives.semaphores import SIZE, Semaphores, own_process
+from samestep.ranks.collectives.semaphores import SIZE, Semaphores, initialize, own_process
 from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, Progress, progress_of
 from samestep.ranks.world.operation import (
     Folding,
@@ -338,6 +338,8 @@ def on_one_host(world: World, *, timeout_s: float | None = None) -> World:
         if len(set(hosts)) == 1 and world.place.is_main:
             _print_once(str(reason))
         return world
+    if world.place.is_main:
+        initialize(memory, size)
     timeout_s = world.timeout_s if timeout_s is None else timeout_s
     semaphores = Semaphores(
         memory, processes, rank=rank, may_spin=enough_for_all(shares), timeout_s=timeout_s

@@ -8,17 +8,16 @@ store needs the threads that compute.
 
 import json
 import mmap
-import struct
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeAlias
 
+from samestep.base.event_record import message_at, with_checksum
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.ranks.hang.flight_recorder import has_group
@@ -104,7 +103,6 @@ def parse_status(message: bytes) -> RankStatus:
 
 
 _SLOT = 4096  # bytes for the status of a rank: a page
-_HEAD = struct.Struct("<II")  # length and checksum of what follows
 _TIMEOUT = timedelta(seconds=30)  # of a request to the store: a guess, far above what a busy one takes
 _ABORTED = "over"  # key that is set when the run is over
 _FLUSH_S, _POLL_S = 2.0, 0.1
@@ -147,7 +145,6 @@ class SharedMemoryStore:
     is_aborted = False
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._memory = mmap.mmap(-1, size * _SLOT)
         self.rank = 0  # rank of this process; set after the fork
 
@@ -158,20 +155,14 @@ class SharedMemoryStore:
 
     def post(self, message: bytes) -> None:
         """See `StatusStore.post`; a message that is longer than a slot is not stored."""
-        if len(message) <= _SLOT - _HEAD.size:
-            slot = _HEAD.pack(len(message), zlib.crc32(message)) + message
+        if len(slot := with_checksum(message)) <= _SLOT:
             self._memory[self.rank * _SLOT : self.rank * _SLOT + len(slot)] = slot
 
     def read(self) -> dict[int, bytes]:
         """See `StatusStore.read`; a message that is being written is left out."""
-        messages = {}
-        for rank in range(self._size):
-            slot = self._memory[rank * _SLOT : (rank + 1) * _SLOT]
-            length, checksum = _HEAD.unpack_from(slot)
-            message = slot[_HEAD.size : _HEAD.size + length]
-            if length and zlib.crc32(message) == checksum:
-                messages[rank] = message
-        return messages
+        slots = (self._memory[at : at + _SLOT] for at in range(0, len(self._memory), _SLOT))
+        messages = {rank: message_at(slot, 0) for rank, slot in enumerate(slots)}
+        return {rank: message for rank, message in messages.items() if message}
 
     def refresh(self) -> bool:
         """See `StatusStore.refresh`."""

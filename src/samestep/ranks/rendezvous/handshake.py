@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from time import monotonic
-from typing import Protocol
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # public by its docs
 
 from samestep.base.documents import read_as
 from samestep.base.errors import Error, PeerLost, UsageError, WorldError
@@ -27,19 +28,6 @@ _ONE_RANK_PER_DEVICE = frozenset({"nccl", "xccl"})  # back ends
 # Other ranks wait this much longer than rank 0, so that they receive its error, which names the missing rank;
 # and rank 0 stays this long after it has posted an error.
 _GRACE_S = 10.0
-
-
-class Store(Protocol):
-    """Part of torch's stores that this module uses."""
-
-    def set(self, key: str, value: str) -> None:
-        """Post a value."""
-
-    def get(self, key: str) -> bytes:
-        """Return a posted value."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are posted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from tempfile import gettempdir
 
 from samestep.base.env import SECRET_FILE, Environment
 from samestep.base.errors import UsageError
+from samestep.base.regular_files import open_regular
 from samestep.ranks.rendezvous.authentication import derived
 
 _IN_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
@@ -79,22 +80,16 @@ def _read(path: Path, *, in_pod: bool = False) -> bytes:
     system's user gives a mounted Secret to a user without its rights.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_regular(path) as file:
+            status, content = os.fstat(file.fileno()), file.read(_MOST + 1)
     except OSError as error:
         raise UsageError(f"the secret in {path} cannot be read: {error.strerror}. {_ADVICE}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is no regular file and holds no secret. {_ADVICE}")
-        forbidden = 0o037 if in_pod and status.st_uid == 0 else 0o077
-        if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & forbidden:
-            raise UsageError(
-                f"{path} is no secret: other users can read or change it (mode "
-                f"{stat.S_IMODE(status.st_mode):03o}, owner {status.st_uid}). Use `chmod 600`, as its owner."
-            )
-        content = os.read(descriptor, _MOST + 1)
-    finally:
-        os.close(descriptor)
+    forbidden = 0o037 if in_pod and status.st_uid == 0 else 0o077
+    if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & forbidden:
+        raise UsageError(
+            f"{path} is no secret: other users can read or change it (mode "
+            f"{stat.S_IMODE(status.st_mode):03o}, owner {status.st_uid}). Use `chmod 600`, as its owner."
+        )
     if not _FEWEST <= len(content) <= _MOST:
         raise UsageError(f"{path} holds {len(content)} bytes; a secret has {_FEWEST} to {_MOST}. {_ADVICE}")
     return content

@@ -141,14 +141,12 @@ def facts_here(asked: str | None = None) -> DeviceFacts:
         return DeviceFacts()
     import torch
 
-    if kind in {"", "cuda"} and torch.cuda.is_available():
-        uuids = tuple(_uuid(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count()))
-        return DeviceFacts(
-            kind="cuda", count=len(uuids), uuids=uuids, label="rocm" if torch.version.hip else "cuda"
-        )
-    if kind in {"", "xpu"} and hasattr(torch, "xpu") and torch.xpu.is_available():
-        uuids = tuple(_uuid(torch.xpu.get_device_properties(i)) for i in range(torch.xpu.device_count()))
-        return DeviceFacts(kind="xpu", count=len(uuids), uuids=uuids, label="xpu")
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name)
+        if kind in {"", name} and module.is_available():
+            uuids = tuple(_uuid(module.get_device_properties(i)) for i in range(module.device_count()))
+            label = "rocm" if name == "cuda" and torch.version.hip else name
+            return DeviceFacts(kind=name, count=len(uuids), uuids=uuids, label=label)
     if kind == "mps" and torch.backends.mps.is_available():
         return DeviceFacts(kind="mps", count=1, uuids=("",), label="mps")
     return DeviceFacts()

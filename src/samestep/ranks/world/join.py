@@ -58,13 +58,13 @@ _START_S = 600.0
 class _Options:
     """Arguments of `join`; `start_s` limits the wait for the others in joining."""
 
-    backend: str | None
+    backend: str | None = None
     device: str | None
-    threads: int | None
+    threads: int | None = None
     timeout_s: float
     start_s: float
-    place: Place | None
-    master: tuple[str, int] | None
+    place: Place | None = None
+    master: tuple[str, int] | None = None
     cpu_tensors: bool
 
 
@@ -146,16 +146,7 @@ def join_team(*, device: str | None, timeout_s: float) -> AbstractContextManager
     They communicate tensors of the CPU, too, and may start later than `timeout_s`, a limit of calls.
     """
     return _Joining(
-        _Options(
-            backend=None,
-            device=device,
-            threads=None,
-            timeout_s=timeout_s,
-            start_s=max(timeout_s, _START_S),
-            place=None,
-            master=None,
-            cpu_tensors=True,
-        )
+        _Options(device=device, timeout_s=timeout_s, start_s=max(timeout_s, _START_S), cpu_tensors=True)
     )
 
 

@@ -21,7 +21,7 @@ from samestep.hooks.thread_values import bound
 from samestep.launchers.detect import detect
 from samestep.ranks.hang.peer_waits import PeerWaits
 from samestep.ranks.world.device import BACKENDS
-from samestep.ranks.world.operation import Op, as_contiguous, check_operation, headroom, put_back
+from samestep.ranks.world.operation import Op, as_contiguous, check_operation, finish, headroom, put_back
 from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, SoloWorld, Work, World
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the back end can send to one rank: Gloo needs one on the host."""
-        return tensor if self._waits is None or _is_on_host(tensor) else tensor.to("cpu", copy=True)
+        return tensor if self._waits is None or tensor.is_cpu else tensor.to("cpu", copy=True)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
@@ -154,7 +154,7 @@ class ProcessGroupWorld(DerivedWorld):
         try:
             if receive is not None and src is not None:
                 buffer = self._sendable(_plain(receive))
-                copies = [] if _is_on_host(receive) else [(receive, buffer)]
+                copies = [] if receive.is_cpu else [(receive, buffer)]
                 works.append((group.recv([buffer], src, 0), src))
             if send is not None and dst is not None:
                 peer = dst
@@ -185,8 +185,7 @@ class ProcessGroupWorld(DerivedWorld):
                 contiguous.div_(room)
             with self.waiting("all_reduce"):
                 dist.all_reduce(contiguous, op=_OPS[op])
-            if op == "mean":
-                contiguous.div_(self.place.size / room)
+            finish(contiguous, op, self.place.size, room)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
         """See `World.all_reduce_later`."""
@@ -297,10 +296,6 @@ def _as_contiguous(tensor: Tensor) -> Iterator[Tensor]:
     contiguous = as_contiguous(tensor)
     yield contiguous
     put_back(contiguous, tensor)
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    return tensor.is_cpu
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -34,6 +34,17 @@ class CompletedWork:
         """Return at once."""
 
 
+class DeferredWork:
+    """Work that a call does when it is waited for."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def wait(self) -> None:
+        """See `Work.wait`."""
+        self._call()
+
+
 class World(Protocol):
     """Ranks of one job, from the view of one of them.
 

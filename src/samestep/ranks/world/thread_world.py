@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +20,9 @@ from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
 from samestep.base.polling import holds_within
 from samestep.ranks.hang.detection import find_circle
-from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, headroom
+from samestep.ranks.world.operation import COMBINE, Op, check_operation, check_root, finish, headroom
 from samestep.ranks.world.process_group import entered
-from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work
+from samestep.ranks.world.protocol import CompletedWork, DeferredWork, DerivedWorld, Work
 
 
 @dataclass(slots=True)
@@ -167,12 +168,12 @@ class ThreadWorld(DerivedWorld):
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
     ) -> Work:
-        """See `World.exchange`."""
+        """See `World.exchange`; a message stays in the mailbox until it is waited for, in order."""
         if send is not None and dst is not None:
             self._hub.put(self.place.rank, dst, "tensor", send.detach().clone())
         if receive is None or src is None:
             return CompletedWork()
-        return _Message(self, receive, src)
+        return DeferredWork(partial(self.recv, receive, src))
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -183,8 +184,7 @@ class ThreadWorld(DerivedWorld):
         for rank, summand in enumerate(tensors[1:], start=1):
             self._same_form(total, summand, rank)
             total = COMBINE[op](total, summand)
-        if op == "mean":
-            total = total / (self.place.size / room)
+        finish(total, op, self.place.size, room)
         _overwrite(tensor, total)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
@@ -263,17 +263,6 @@ class ThreadWorld(DerivedWorld):
                 f"rank {self.place.rank} has a tensor of {wanted}, rank {rank} has {form}: "
                 "the ranks are not in the same collective"
             )
-
-
-class _Message:
-    """Message that is still in the mailbox; messages of one rank are waited for in order."""
-
-    def __init__(self, world: ThreadWorld, tensor: Tensor, src: int) -> None:
-        self._world, self._tensor, self._src = world, tensor, src
-
-    def wait(self) -> None:
-        """See `Work.wait`."""
-        self._world.recv(self._tensor, self._src)
 
 
 class _AllReduce:

@@ -75,7 +75,7 @@ class OwnedFolders:
         """Return why the folder `name` is not this run's; None if it is."""
         try:
             with self._opened(name) as folder:
-                return self._not_owned_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
+                return self._not_owned_inside(folder, name)
         except OSError as error:
             return _why_not_opened(error, self.parent / name)
 
@@ -95,8 +95,7 @@ class OwnedFolders:
         """Remove a folder of this run and its files, the mark last."""
         with descriptor(self.parent, _FOLDER) as parent:
             with self._opened(name) as folder:
-                why = self._not_owned_inside(folder, hidden=parse_hidden(name, self.identity) is not None)
-                if why is not None:
+                if (why := self._not_owned_inside(folder, name)) is not None:
                     raise OSError(errno.EPERM, why, str(self.parent / name))
                 for file in [*sorted(FILES), MARK]:
                     with suppress(FileNotFoundError):
@@ -144,17 +143,18 @@ class OwnedFolders:
         ):
             yield handle
 
-    def _not_owned_inside(self, folder: int, *, hidden: bool) -> str | None:
+    def _not_owned_inside(self, folder: int, name: str) -> str | None:
         """Return why an open folder is not this run's; None if it is.
 
-        `hidden` is whether its name has this run's identity. After a kill such a folder can have an
-        incomplete mark or none; then it has no other file.
+        After a kill a folder whose hidden name has this run's identity can have an incomplete mark or none;
+        then it has no other file.
         """
+        hidden = parse_hidden(name, self.identity) is not None
         entries = {entry.name: entry for entry in os.scandir(folder)}
         foreign = sorted(
-            name
-            for name, entry in entries.items()
-            if name not in FILES | {MARK} or not entry.is_file(follow_symlinks=False)
+            file
+            for file, entry in entries.items()
+            if file not in FILES | {MARK} or not entry.is_file(follow_symlinks=False)
         )
         if foreign:
             more = ", ..." if len(foreign) > _SHOWN else ""

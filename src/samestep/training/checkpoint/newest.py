@@ -86,15 +86,6 @@ def checkpoints_in(parent: Path) -> list[tuple[int, Path]]:
     return [(int(match["step"]), path) for match, path in matches]
 
 
-def steps_in(parent: Path) -> list[int]:
-    """Return the steps of `checkpoints_in`, newest first.
-
-    Raises:
-        CheckpointError: `parent` cannot be read.
-    """
-    return list(dict.fromkeys(step for step, _ in checkpoints_in(parent)))
-
-
 def newest_valid(folder: Path) -> SelectedCheckpoint:
     """Return the newest usable checkpoint in `folder`, or `folder` itself if it is one, verified.
 
@@ -120,7 +111,7 @@ def newest_valid(folder: Path) -> SelectedCheckpoint:
 def is_bare(folder: Path) -> bool:
     """Return whether `folder` contains no checkpoint, usable or not, and is none itself."""
     _restore_all(folder)
-    return not steps_in(folder) and not (lies_at(folder) and _is_single(folder))
+    return not checkpoints_in(folder) and not (lies_at(folder) and _is_single(folder))
 
 
 def _is_single(folder: Path) -> bool:
@@ -128,7 +119,7 @@ def _is_single(folder: Path) -> bool:
     if lies_at(folder / MANIFEST):
         return True
     named = _NAME.fullmatch(folder.name) or _SET_ASIDE.fullmatch(folder.name)
-    return named is not None and not steps_in(folder)
+    return named is not None and not checkpoints_in(folder)
 
 
 def _restore_all(folder: Path) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from samestep.base.errors import UsageError, WorldError
+from samestep.base.errors import UsageError
 from samestep.base.folders import shown
 from samestep.launch.job import Program
 from samestep.launch.local import hosting
@@ -37,15 +37,6 @@ def test_an_exit_code_is_the_last_eight_bits_of_the_number(asked, code):
 def test_any_other_exit_value_is_printed_and_is_a_failure():
     ending = exited(SystemExit("no data"))
     assert (ending.exit_code, ending.traceback) == (1, "no data\n")
-
-
-@pytest.mark.parametrize(
-    ("error", "is_from_outside"),
-    [(ValueError(), False), (UsageError(), True), (WorldError(), True), (KeyboardInterrupt(), True)],
-)
-def test_errors_of_samestep_and_interrupts_come_from_outside_the_program(error, is_from_outside):
-    assert ending_of(error).is_from_outside == is_from_outside
-    assert not exited(SystemExit(1)).is_from_outside
 
 
 @pytest.fixture

@@ -21,12 +21,16 @@ from samestep.training.checkpoint.checkpoint_schedule import (
     expired,
     prune,
 )
-from samestep.training.checkpoint.newest import newest_valid, set_aside_later, steps_in
+from samestep.training.checkpoint.newest import checkpoints_in, newest_valid, set_aside_later
 from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.save import Stage
 from samestep.training.checkpoint.snapshot import Snapshot
 from samestep.training.settings import RunOptions
 from support.snapshots import in_hand, names, network, same, snapshot, stepped, write
+
+
+def steps_in(folder):
+    return [step for step, _ in checkpoints_in(folder)]
 
 
 def save(writer, step, *, score=None, **changes):

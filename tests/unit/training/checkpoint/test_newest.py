@@ -7,7 +7,7 @@ import pytest
 
 from samestep.base.errors import CheckpointError
 from samestep.ranks.world.protocol import SoloWorld
-from samestep.training.checkpoint.newest import choose_on_all, newest_valid, steps_in
+from samestep.training.checkpoint.newest import checkpoints_in, choose_on_all, newest_valid
 from support.snapshots import in_hand, snapshot, write
 
 
@@ -57,7 +57,7 @@ def test_drafts_and_folders_with_other_names_are_ignored(checkpoints):
     ):
         shutil.copytree(checkpoints / "step-100", checkpoints / name)
 
-    assert steps_in(checkpoints) == [100, 90, 5]
+    assert [step for step, _ in checkpoints_in(checkpoints)] == [100, 90, 5]
     assert newest_valid(checkpoints).refused == ()
 
 
