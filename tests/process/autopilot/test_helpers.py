@@ -203,6 +203,31 @@ def weights_in_another_form():
     return [*found, step(model, optimizer, x)]
 
 
+class Scaled(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) * 1.5
+
+
+def new_weights_called_by_another_module_first():
+    """New memory of weights may have the address of the memory that helpers saw at the last call."""
+    torch.manual_seed(3)
+    model, x = nn.Linear(6, 6).double(), torch.randn(14, 6).double()
+    scaled, found = Scaled(model), []
+    for _ in range(STEPS):
+        loss = model(x).square().mean()
+        model.zero_grad()
+        loss.backward()
+        for weight in model.parameters():
+            weight.data = weight.data - 0.1 * weight.grad
+        found += [loss.item(), scaled(x).sum().item()]
+        del loss
+    return found
+
+
 class TwoHeads(Net):
     def forward(self, x):
         return super().forward(x), self.first(x)
@@ -446,6 +471,7 @@ SCRIPTS = [
         numbers_that_only_a_later_call_draws,
         settings_of_layers,
         weights_in_another_form,
+        new_weights_called_by_another_module_first,
         weights_frozen_between_call_and_backward,
         large_buffers_that_calls_write_to,
         precisions_by_their_new_names,

@@ -141,6 +141,11 @@ class SharedWeights:
         """Return the file of a shared tensor."""
         return self._moved[tensor.untyped_storage().data_ptr()].file
 
+    def number_of(self, tensor: Tensor) -> int:
+        """Return the number of the file of a tensor; 0 if it is not shared."""
+        moved = self._moved.get(tensor.untyped_storage().data_ptr())
+        return 0 if moved is None else moved.file.number
+
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Move the storages of these tensors of the host into a memory file, as far as it can be done.
 
