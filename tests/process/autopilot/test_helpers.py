@@ -228,6 +228,23 @@ def new_weights_called_by_another_module_first():
     return found
 
 
+def weights_replaced_between_call_and_backward():
+    """Torch differentiates a convolution with the values that its weight has in the backward."""
+    torch.manual_seed(3)
+    model, x = nn.Conv1d(2, 3, 2).double(), torch.randn(14, 2, 6).double()
+    x.requires_grad_()
+    found = []
+    for _ in range(STEPS):
+        precise = model.weight.data
+        model.weight.data = precise.sign()
+        loss = model(x).square().mean()
+        model.weight.data = precise
+        (gradient,) = torch.autograd.grad(loss, x)
+        model.weight.data = precise * 0.9
+        found += [loss.item(), gradient.norm().item()]
+    return found
+
+
 class TwoHeads(Net):
     def forward(self, x):
         return super().forward(x), self.first(x)
@@ -473,6 +490,7 @@ SCRIPTS = [
         weights_in_another_form,
         new_weights_called_by_another_module_first,
         weights_frozen_between_call_and_backward,
+        weights_replaced_between_call_and_backward,
         large_buffers_that_calls_write_to,
         precisions_by_their_new_names,
         gradients_of_an_attribute,

@@ -33,7 +33,7 @@ from samestep.autopilot.helpers.pickling import (
     scripts_modules_by_value,
     unpickled,
 )
-from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
+from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights, memory_of
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
@@ -435,12 +435,9 @@ class MirroredModule:
         return self._place(tensor), version_of(tensor)
 
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return where a tensor is in memory, and how: ``p.data = p.data.t()`` leaves the address as it is.
-
-        A later file may have the address of one that has ended.
-        """
+        """Return where a tensor is in memory; a later file may have the address of one that has ended."""
         file = 0 if self.weights_in_files is None else self.weights_in_files.number_of(tensor)
-        return file, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        return file, *memory_of(tensor)
 
 
 def _is_compared(tensor: Tensor) -> bool:

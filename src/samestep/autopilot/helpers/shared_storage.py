@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -107,6 +108,11 @@ class Place:
             return torch.empty(0, dtype=self.dtype, device="cpu").set_(
                 held.untyped_storage(), self.offset, self.shape, self.stride
             )
+
+
+def memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is in memory, and how: ``p.data = p.data.t()`` leaves the address as it is."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 @dataclass(frozen=True, slots=True)
