@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.backends import cudnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, vector_to_parameters
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
@@ -242,6 +243,35 @@ def weights_replaced_between_call_and_backward():
         (gradient,) = torch.autograd.grad(loss, x)
         model.weight.data = precise * 0.9
         found += [loss.item(), gradient.norm().item()]
+    return found
+
+
+def weights_in_a_flat_tensor():
+    """The weights are views of one tensor, to which the script writes between a call and its backward."""
+    torch.manual_seed(3)
+    model, x = nn.Conv1d(2, 3, 2).double(), torch.randn(14, 2, 6).double()
+    x.requires_grad_()
+    flat, found = parameters_to_vector(model.parameters()).detach(), []
+    vector_to_parameters(flat, model.parameters())
+    for _ in range(STEPS):
+        loss = model(x).square().mean()
+        flat *= 0.9
+        found += [loss.item(), torch.autograd.grad(loss, x)[0].norm().item()]
+    return found
+
+
+def weights_that_two_calls_compute_once():
+    torch.manual_seed(3)
+    model, x = parametrizations.orthogonal(nn.Linear(6, 6).double()), torch.randn(14, 6).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [step(model, optimizer, x)]
+    for _ in range(STEPS):
+        with parametrize.cached():
+            loss = (model(x) * model(x + 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        found.append(loss.item())
     return found
 
 
@@ -491,6 +521,8 @@ SCRIPTS = [
         new_weights_called_by_another_module_first,
         weights_frozen_between_call_and_backward,
         weights_replaced_between_call_and_backward,
+        weights_in_a_flat_tensor,
+        weights_that_two_calls_compute_once,
         large_buffers_that_calls_write_to,
         precisions_by_their_new_names,
         gradients_of_an_attribute,

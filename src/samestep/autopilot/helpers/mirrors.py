@@ -431,6 +431,12 @@ class MirroredModule:
         """The tensors that get gradients."""
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
+    @property
+    def shared(self) -> list[Tensor]:
+        """The tensors in memory that helpers see."""
+        both = zip(self.tensors, self.is_shared, strict=True)
+        return [tensor for tensor, is_shared in both if is_shared]
+
     def _version(self, tensor: Tensor) -> tuple[Any, int | None]:
         return self._place(tensor), version_of(tensor)
 

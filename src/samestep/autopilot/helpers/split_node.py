@@ -139,7 +139,7 @@ def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
-REPLACED = "its weights get other memory before its backward, which helpers do not see"
+REPLACED = "its weights get other values before its backward, which helpers do not see"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 
 
@@ -220,6 +220,24 @@ def _with_data(replaced: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
             weight.data = data
 
 
+def _rewritten(values: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights that have other values than at a call, with those of the call."""
+    return [(weight, value) for weight, value in values if not torch.equal(weight, value)]
+
+
+@contextmanager
+def _with_values(rewritten: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Let weights have the values of a call in the block, in the same memory."""
+    now = [(weight, weight.detach().clone()) for weight, _ in rewritten]
+    try:
+        for weight, value in rewritten:
+            weight.data.copy_(value)
+        yield
+    finally:
+        for weight, value in now:
+            weight.data.copy_(value)
+
+
 class NodeCall:
     """A split call in the script's graph."""
 
@@ -236,6 +254,13 @@ class NodeCall:
         self._flags = [(tensor, tensor.requires_grad) for tensor in operands if tensor.is_leaf]
         weights = result.sources[: result.graph.num_weights]
         self._data = [(weight, weight.data) for weight in weights]
+        shared = {id(tensor) for tensor in attempt.mirror.shared}
+        self._values = [
+            (weight, weight.detach().clone())
+            for weight in weights
+            if id(weight) not in shared and weight.device.type == "cpu"
+        ]
+        """Of weights in memory that helpers do not see; a comparison on a device would wait for it."""
         self._versions = [version_of(source) for source in result.sources]
         self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs
@@ -265,13 +290,16 @@ class NodeCall:
         creates_graph, sources = torch.is_grad_enabled(), self.sources
         is_modified = [version_of(source) for source in sources] != self._versions
         replaced = _replaced(self._data)
+        rewritten = [] if is_modified or replaced else _rewritten(self._values)
         if creates_graph or any(map(_is_batched, gradients)):
             self._signature.stay_unsplit(CREATES_GRAPH if creates_graph else BATCHED)
         elif self._hooks:
             assert self._attempt is not None
             in_parts = may_call_parts(self._attempt.call.module)
             self._signature.stay_unsplit(OF_OPERANDS, in_parts=in_parts)
-        elif replaced:  # the graph of a whole call has the new values where torch saves the weight itself
+        elif (
+            replaced or rewritten
+        ):  # the graph of a whole call has the new values where torch reads them again
             self._signature.stay_unsplit(REPLACED)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
@@ -284,7 +312,7 @@ class NodeCall:
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
             )
-        with torch.enable_grad(), _with_flags(self._flags), _with_data(replaced):
+        with torch.enable_grad(), _with_flags(self._flags), _with_data(replaced), _with_values(rewritten):
             outputs = self._computed_again()
         places = [place for place in range(len(gradients)) if place not in self._constants]
         for place, hook in self._hooks.values():
@@ -337,5 +365,5 @@ class NodeCall:
     def release(self) -> None:
         """Release the graph on all ranks."""
         self._attempt, self.outputs, self.leaves, self.sources = None, [], [], []
-        self._flags, self._data = [], []
+        self._flags, self._data, self._values = [], [], []
         self._calls.exchange.release(self._number)
