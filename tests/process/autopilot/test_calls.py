@@ -669,7 +669,7 @@ def test_a_call_is_checked_again_if_the_first_one_changes_more_than_counters_of_
     assert not unsplit
 
 
-class ComparesSamples(Plain):
+class DividesByNorm(Plain):
     def forward(self, x):
         scores = super().forward(x)
         return scores / scores.norm()
@@ -677,7 +677,7 @@ class ComparesSamples(Plain):
 
 def test_a_model_with_batch_norm_that_cannot_be_split_is_checked_once(run):
     parts = 3
-    found, _, unsplit, _ = run(2, checks_in, ComparesSamples)
+    found, _, unsplit, _ = run(2, checks_in, DividesByNorm)
     assert found == 1 + parts
     assert unsplit
 
