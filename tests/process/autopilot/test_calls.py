@@ -216,6 +216,17 @@ class WritesTable(Net):
         return self.two(torch.relu(self.one(self.table(x))))
 
 
+class LimitsTable(WritesTable):
+    """Limits the norm of the rows of its table, which the first steps do not exceed."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 5, max_norm=10.0)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.one(self.table(x))))
+
+
 class CountsSamples(Net):
     def __init__(self):
         super().__init__()
@@ -410,6 +421,7 @@ UNSPLIT = [
     (GivesAccuracy, accuracy, r"output\[1\]"),
     (CountsSamples, plain, "seen"),
     (WritesTable, of_positions, "writes into its parameters"),
+    (LimitsTable, of_positions, "writes into its parameters"),
     (KeepsLosses, plain, "losses"),
     (ClipsWithin, plain, "hook"),
     (LoopsByValue, plain, "different numbers of times|slice"),

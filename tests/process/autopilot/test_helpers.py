@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.backends import cudnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, vector_to_parameters
 
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.script.options import Options
@@ -203,6 +204,77 @@ def weights_in_another_form():
     optimizer.zero_grad()
     model.weight.data, model.bias.data = model.weight.data[:4], model.bias.data[:4]
     return [*found, step(model, optimizer, x)]
+
+
+class Scaled(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) * 1.5
+
+
+def new_weights_called_by_another_module_first():
+    """New memory of weights may have the address of the memory that helpers saw at the last call."""
+    torch.manual_seed(3)
+    model, x = nn.Linear(6, 6).double(), torch.randn(14, 6).double()
+    scaled, found = Scaled(model), []
+    for _ in range(STEPS):
+        loss = model(x).square().mean()
+        model.zero_grad()
+        loss.backward()
+        for weight in model.parameters():
+            weight.data = weight.data - 0.1 * weight.grad
+        found += [loss.item(), scaled(x).sum().item()]
+        del loss
+    return found
+
+
+def weights_replaced_between_call_and_backward():
+    """Torch differentiates a convolution with the values that its weight has in the backward."""
+    torch.manual_seed(3)
+    model, x = nn.Conv1d(2, 3, 2).double(), torch.randn(14, 2, 6).double()
+    x.requires_grad_()
+    found = []
+    for _ in range(STEPS):
+        precise = model.weight.data
+        model.weight.data = precise.sign()
+        loss = model(x).square().mean()
+        model.weight.data = precise
+        (gradient,) = torch.autograd.grad(loss, x)
+        model.weight.data = precise * 0.9
+        found += [loss.item(), gradient.norm().item()]
+    return found
+
+
+def weights_in_a_flat_tensor():
+    """The weights are views of one tensor, to which the script writes between a call and its backward."""
+    torch.manual_seed(3)
+    model, x = nn.Conv1d(2, 3, 2).double(), torch.randn(14, 2, 6).double()
+    x.requires_grad_()
+    flat, found = parameters_to_vector(model.parameters()).detach(), []
+    vector_to_parameters(flat, model.parameters())
+    for _ in range(STEPS):
+        loss = model(x).square().mean()
+        flat *= 0.9
+        found += [loss.item(), torch.autograd.grad(loss, x)[0].norm().item()]
+    return found
+
+
+def weights_that_two_calls_compute_once():
+    torch.manual_seed(3)
+    model, x = parametrizations.orthogonal(nn.Linear(6, 6).double()), torch.randn(14, 6).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [step(model, optimizer, x)]
+    for _ in range(STEPS):
+        with parametrize.cached():
+            loss = (model(x) * model(x + 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
 
 
 class TwoHeads(Net):
@@ -448,7 +520,11 @@ SCRIPTS = [
         numbers_that_only_a_later_call_draws,
         settings_of_layers,
         weights_in_another_form,
+        new_weights_called_by_another_module_first,
         weights_frozen_between_call_and_backward,
+        weights_replaced_between_call_and_backward,
+        weights_in_a_flat_tensor,
+        weights_that_two_calls_compute_once,
         large_buffers_that_calls_write_to,
         precisions_by_their_new_names,
         gradients_of_an_attribute,

@@ -211,10 +211,31 @@ class CheckedPositions(_Decomposed):  # type: ignore[no-untyped-call]
     precision: torch.dtype | None = None
     """The precision of all results of the context; None if it does not change them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+        """The addresses of the storages that were written to, also where no value has changed."""
+
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for positions in positions_in(func, args, kwargs):
             _check(func, positions)
+        if func._schema.is_mutable and func.overloadpacket not in _OF_FORM:  # noqa: SLF001 - no public spelling
+            self.written.update(address_of(tensor) for tensor in _written_by(func, args, kwargs))
         return func(*args, **kwargs)
+
+
+_OF_FORM = frozenset(
+    {aten.detach_, aten.t_, aten.transpose_, aten.squeeze_, aten.unsqueeze_, aten.as_strided_}
+)
+"""The operations in place that write no values."""
+
+
+def _written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the operands that an operation writes to."""
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - no public spelling
+        if argument.is_write:
+            operand = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (tensor for _, tensor in leaves((operand,)))
 
 
 def _check(func: Any, positions: Positions) -> None:
@@ -292,11 +313,11 @@ class PositionTrace(_Decomposed):  # type: ignore[no-untyped-call]
                     self._unchecked |= self._of(tensor)
 
     def _of(self, tensor: Tensor) -> set[Path]:
-        known = self._origins.get(_address(tensor))
+        known = self._origins.get(address_of(tensor))
         return set() if known is None else known[1]
 
     def _add(self, tensor: Tensor, paths: set[Path]) -> None:
-        address = _address(tensor)
+        address = address_of(tensor)
         if address in self._origins:
             self._origins[address][1].update(paths)
         elif address:
@@ -312,7 +333,7 @@ def is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     """Return the address of a tensor's storage object; 0 for a tensor without one, such as a sparse one."""
     if tensor.layout != torch.strided:
         return 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.effects import quiet
-from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace
+from samestep.autopilot.equivalence.positions import CheckedPositions, PositionTrace, address_of
 from samestep.autopilot.equivalence.rounding import (
     Difference,
     ResultPrecision,
@@ -127,6 +127,8 @@ class ModuleRun:
         used = arguments if grad else copied
         kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
         parameters, versions = _sums(self.module), self.before.versions()
+        # A limit of a norm may leave these weights as they are, and not later ones.
+        storages = {address_of(parameter) for parameter in module_parts.parameters(self.module)} - {0}
         runs_eagerly = records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
@@ -153,7 +155,7 @@ class ModuleRun:
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
-        elif _sums(self.module) != parameters:
+        elif _sums(self.module) != parameters or (precise is not None and precise.written & storages):
             writes = "it writes into its parameters"
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"

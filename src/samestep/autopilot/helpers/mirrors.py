@@ -33,7 +33,7 @@ from samestep.autopilot.helpers.pickling import (
     scripts_modules_by_value,
     unpickled,
 )
-from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights
+from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights, memory_of
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
@@ -331,6 +331,8 @@ class MirroredModule:
     number: int
     tensors: list[Tensor]
     is_shared: list[bool]
+    weights_in_files: SharedWeights | None
+    """The memory of the tensors that are shared."""
     versions: list[Any] = field(default_factory=list)
     """The place in memory and the version of each tensor that is shared, after the last call."""
     unshared: Groups = field(init=False)
@@ -371,7 +373,7 @@ class MirroredModule:
     def record_values(self) -> None:
         """Record that the tensors of the mirror are as those of the module."""
         self.versions = [
-            _version(tensor) if is_shared else None
+            self._version(tensor) if is_shared else None
             for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True)
         ]
         self.values = self.unshared.flat()
@@ -385,7 +387,7 @@ class MirroredModule:
         if self.is_written or not self.unshared.have_their_forms():
             return False
         for tensor, version in zip(self.tensors, self.versions, strict=True):
-            if version is not None and version[0] != _place(tensor):
+            if version is not None and version[0] != self._place(tensor):
                 return False
         if [tensor.requires_grad for tensor in self.tensors] != self.requires_grad:
             return False
@@ -403,7 +405,7 @@ class MirroredModule:
     def note_written(self) -> None:
         """Note the shared tensors that the last call has written to: helpers do not see what it wrote."""
         for place, (tensor, version) in enumerate(zip(self.tensors, self.versions, strict=True)):
-            if version is not None and not tensor.requires_grad and version != _version(tensor):
+            if version is not None and not tensor.requires_grad and version != self._version(tensor):
                 self.is_written.add(place)
 
     def written(self) -> dict[Kind, Tensor]:
@@ -429,6 +431,20 @@ class MirroredModule:
         """The tensors that get gradients."""
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
+    @property
+    def shared(self) -> list[Tensor]:
+        """The tensors in memory that helpers see."""
+        both = zip(self.tensors, self.is_shared, strict=True)
+        return [tensor for tensor, is_shared in both if is_shared]
+
+    def _version(self, tensor: Tensor) -> tuple[Any, int | None]:
+        return self._place(tensor), version_of(tensor)
+
+    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Return where a tensor is in memory; a later file may have the address of one that has ended."""
+        file = 0 if self.weights_in_files is None else self.weights_in_files.number_of(tensor)
+        return file, *memory_of(tensor)
+
 
 def _is_compared(tensor: Tensor) -> bool:
     """Return whether the values of a tensor are compared, for which the host waits for a device."""
@@ -451,15 +467,6 @@ def _reference(value: Any) -> Any:
 def _refers(known: Any, value: Any) -> bool:
     """Return whether `_reference` has made `known` of this object."""
     return known is value or (isinstance(known, weakref.ref) and known() is value)
-
-
-def _version(tensor: Tensor) -> tuple[Any, int | None]:
-    return _place(tensor), version_of(tensor)
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Return where a tensor is in memory, and how: ``p.data = p.data.t()`` leaves the address as it is."""
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 class Mirrors:
@@ -542,7 +549,7 @@ class Mirrors:
         places = [self._place_of(tensor, unshared) for tensor in tensors]
         is_shared = [place is not None for place in places]
         flags = [tensor.requires_grad for tensor in tensors]
-        known = MirroredModule(self._count, tensors, is_shared, requires_grad=flags)
+        known = MirroredModule(self._count, tensors, is_shared, self._weights, requires_grad=flags)
         known.large, known.shares_large = large, rewrites is False
         return known, [_described(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
 

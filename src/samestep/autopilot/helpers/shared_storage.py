@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -109,6 +110,11 @@ class Place:
             )
 
 
+def memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is in memory, and how: ``p.data = p.data.t()`` leaves the address as it is."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """The place of a storage in a file."""
@@ -140,6 +146,11 @@ class SharedWeights:
     def file_of(self, tensor: Tensor) -> MemoryFile:
         """Return the file of a shared tensor."""
         return self._moved[tensor.untyped_storage().data_ptr()].file
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Return the number of the file of a tensor; 0 if it is not shared."""
+        moved = self._moved.get(tensor.untyped_storage().data_ptr())
+        return 0 if moved is None else moved.file.number
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Move the storages of these tensors of the host into a memory file, as far as it can be done.

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import SignatureCalls
 from samestep.autopilot.helpers.mirrors import MirroredModule
+from samestep.autopilot.helpers.shared_storage import memory_of
 from samestep.autopilot.helpers.slices import CallResult
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
@@ -138,6 +139,7 @@ def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
+REPLACED = "its weights get other values before its backward, which helpers do not see"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 
 
@@ -200,6 +202,42 @@ def _with_flags(flags: Sequence[tuple[Tensor, bool]]) -> Iterator[None]:
             tensor.requires_grad_(not flag)
 
 
+def _replaced(weights: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights to whose ``data`` the script has assigned since a call, with that of the call."""
+    return [(weight, data) for weight, data in weights if memory_of(weight) != memory_of(data)]
+
+
+@contextmanager
+def _with_data(replaced: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Let weights have the ``data`` of a call in the block, not what was assigned after it."""
+    now = [(weight, weight.data) for weight, _ in replaced]
+    try:
+        for weight, data in replaced:
+            weight.data = data
+        yield
+    finally:
+        for weight, data in now:
+            weight.data = data
+
+
+def _rewritten(values: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights that have other values than at a call, with those of the call."""
+    return [(weight, value) for weight, value in values if not torch.equal(weight, value)]
+
+
+@contextmanager
+def _with_values(rewritten: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Let weights have the values of a call in the block, in the same memory."""
+    now = [(weight, weight.detach().clone()) for weight, _ in rewritten]
+    try:
+        for weight, value in rewritten:
+            weight.data.copy_(value)
+        yield
+    finally:
+        for weight, value in now:
+            weight.data.copy_(value)
+
+
 class NodeCall:
     """A split call in the script's graph."""
 
@@ -214,6 +252,15 @@ class NodeCall:
         assert attempt.mirror is not None
         operands = [*attempt.mirror.tensors, *(tensor for _, tensor in leaves(attempt.call.arguments.both))]
         self._flags = [(tensor, tensor.requires_grad) for tensor in operands if tensor.is_leaf]
+        weights = result.sources[: result.graph.num_weights]
+        self._data = [(weight, weight.data) for weight in weights]
+        shared = {id(tensor) for tensor in attempt.mirror.shared}
+        self._values = [
+            (weight, weight.detach().clone())
+            for weight in weights
+            if id(weight) not in shared and weight.device.type == "cpu"
+        ]
+        """Of weights in memory that helpers do not see; a comparison on a device would wait for it."""
         self._versions = [version_of(source) for source in result.sources]
         self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs
@@ -242,12 +289,18 @@ class NodeCall:
         """
         creates_graph, sources = torch.is_grad_enabled(), self.sources
         is_modified = [version_of(source) for source in sources] != self._versions
+        replaced = _replaced(self._data)
+        rewritten = [] if is_modified or replaced else _rewritten(self._values)
         if creates_graph or any(map(_is_batched, gradients)):
             self._signature.stay_unsplit(CREATES_GRAPH if creates_graph else BATCHED)
         elif self._hooks:
             assert self._attempt is not None
             in_parts = may_call_parts(self._attempt.call.module)
             self._signature.stay_unsplit(OF_OPERANDS, in_parts=in_parts)
+        elif (
+            replaced or rewritten
+        ):  # the graph of a whole call has the new values where torch reads them again
+            self._signature.stay_unsplit(REPLACED)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if averages is not None:
@@ -259,7 +312,7 @@ class NodeCall:
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
             )
-        with torch.enable_grad(), _with_flags(self._flags):
+        with torch.enable_grad(), _with_flags(self._flags), _with_data(replaced), _with_values(rewritten):
             outputs = self._computed_again()
         places = [place for place in range(len(gradients)) if place not in self._constants]
         for place, hook in self._hooks.values():
@@ -311,5 +364,6 @@ class NodeCall:
 
     def release(self) -> None:
         """Release the graph on all ranks."""
-        self._attempt, self.outputs, self.leaves, self.sources, self._flags = None, [], [], [], []
+        self._attempt, self.outputs, self.leaves, self.sources = None, [], [], []
+        self._flags, self._data, self._values = [], [], []
         self._calls.exchange.release(self._number)

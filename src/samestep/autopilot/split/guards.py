@@ -25,6 +25,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -406,6 +407,8 @@ def observer() -> str | None:
         return "a hook on all modules would get slices"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
         return "hooks on saved tensors are disabled, and a split call needs one"
+    if parametrize._cache_enabled:  # noqa: SLF001 - no public spelling
+        return "parametrize.cached() keeps computed weights for further calls, with the graph of one"
     if _has_hooks_on_saved_tensors():
         return "a hook on saved tensors would get slices"
     modes: list[object] = [
