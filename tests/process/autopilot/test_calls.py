@@ -111,6 +111,32 @@ def test_a_call_is_checked_again_if_the_first_one_makes_an_attribute(trained):
     assert (split, unsplit) == (1, 3)
 
 
+class CachesByVersion(Plain):
+    """Computes something of its weights again after they were written to, as of an average in evaluation."""
+
+    version = None
+
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        if self.version != self.two.weight._version:
+            self.version, self.scale = self.two.weight._version, self.two.weight.detach().norm()
+        return super().forward(x) / self.scale
+
+
+def evaluated_thrice(model, number):
+    with torch.no_grad():
+        model.eval()
+        found = sum(model(drawn(7, 5, seed=number + 9 * call)).sum() for call in range(3))
+        model.train()
+    return plain(model, number) + found.detach()
+
+
+def test_a_value_that_is_cached_by_the_version_of_a_weight_is_that_of_one_worker(trained):
+    split, unsplit, _ = trained(CachesByVersion, evaluated_thrice)
+    assert (split, unsplit) == (0, 16)
+
+
 def doubled(x):
     return x * 2
 

@@ -76,7 +76,7 @@ class ModuleRun:
 
     def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
         self._forward, self.module, self._device = forward, module, device
-        self.before = SavedState(module)
+        self.before = SavedState(module, saves_weights=True)
         self.drawn = RngState.now(device)
         self.left = python_state(module)
         self.has_beside = (
@@ -126,7 +126,7 @@ class ModuleRun:
         copied = arguments.copied()
         used = arguments if grad else copied
         kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
-        parameters, versions = _sums(self.module), self.before.versions()
+        parameters, versions = self._sums(), self.before.versions()
         runs_eagerly = records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
@@ -153,7 +153,7 @@ class ModuleRun:
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
-        elif _sums(self.module) != parameters:
+        elif self._sums() != parameters:
             writes = "it writes into its parameters"
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
@@ -184,6 +184,15 @@ class ModuleRun:
             reads=reads.found,
         )
 
+    def _sums(self) -> list[float]:
+        """Return two sums over each parameter, to detect whether it is written to."""
+        sums = []
+        for parameter in (*module_parts.parameters(self.module), *self.before.unregistered_weights):
+            if parameter.numel():
+                values = parameter.detach()
+                sums += [abs(values.sum().item()), values.abs().sum().item()]
+        return sums
+
 
 def _has_other_threads() -> bool:
     """Return whether the script has other threads than the calling one."""
@@ -209,16 +218,6 @@ def _copied(tensor: Tensor) -> Tensor:
     for dim in expanded:
         value = value.narrow(dim, 0, 1)
     return value.clone().expand(sizes) if expanded else value.clone()
-
-
-def _sums(module: nn.Module) -> list[float]:
-    """Return two sums over each parameter, to detect whether it is written to."""
-    sums = []
-    for parameter in module_parts.parameters(module):
-        if parameter.numel():
-            values = parameter.detach()
-            sums += [abs(values.sum().item()), values.abs().sum().item()]
-    return sums
 
 
 def eagerly(module: nn.Module, *, when: bool) -> AbstractContextManager[Any]:
