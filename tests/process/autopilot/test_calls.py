@@ -137,6 +137,31 @@ def test_a_value_that_is_cached_by_the_version_of_a_weight_is_that_of_one_worker
     assert (split, unsplit) == (0, 16)
 
 
+class KeepsOfLongTexts(Net):
+    """Keeps a mean of its samples, if these are long."""
+
+    kept = None
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.one(x))).mean(1)
+        if x.size(1) > 6:
+            self.kept = scores.detach().mean(0)
+        return scores
+
+
+def of_a_longer_text(model, number):
+    scores = model(drawn(8, 3 + number, 5, seed=number))
+    kept = 0 if model.kept is None else model.kept.square().sum()
+    return F.cross_entropy(scores, labels(8, seed=number)) + kept
+
+
+def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worker(trained):
+    """The fifth size of a call is not checked."""
+    work = partial(train, number_of_steps=9)
+    split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
+    assert (split, unsplit) == (8, 1)
+
+
 def doubled(x):
     return x * 2
 

@@ -341,6 +341,37 @@ def _distinct(values: Any) -> Iterator[Any]:
             yield value
 
 
+class HeldTensors:
+    """The attributes of the script's modules before a call, to find tensors that it keeps unexpectedly."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = (part for part in modules_of(module) if not type(part).__module__.startswith("torch."))
+        self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
+
+    def kept(self, module: nn.Module, expected: Iterable[SideOutput]) -> str | None:
+        """Return an attribute that holds other tensors than before the call, beside the expected ones."""
+        known = {(id(module_parts.submodule(module, name)), key) for name, key in expected}
+        for part, _, before in self._before:
+            for key, ids in _held_by(part).items():
+                if before.get(key) != ids and (id(part), key) not in known:
+                    return key
+        return None
+
+    def restore(self) -> None:
+        """Assign the attributes again that the call has replaced."""
+        for part, attributes, _ in self._before:
+            refill(vars(part), attributes)
+
+
+def _held_by(part: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that the attributes of a module hold, by the names of these."""
+    fields = [*vars(part).items()]
+    beside = (
+        (key, value) for key, value in fields if type(value) not in PLAIN and key not in MODULE_ATTRIBUTES
+    )
+    return {key: ids for key, value in beside if (ids := _ids(value))}
+
+
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """Yield the attributes of a module and its submodules that `nn.Module` does not define."""
     for name, part in module_parts.named_modules(module):
