@@ -4,7 +4,7 @@ import re
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 
 import pytest
@@ -160,6 +160,36 @@ def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worke
     work = partial(train, number_of_steps=9)
     split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
     assert (split, unsplit) == (8, 1)
+
+
+@lru_cache
+def basis(width):
+    return torch.rand(width, dtype=torch.float64)
+
+
+class ProjectsAtRandom(Plain):
+    """Draws a basis for each width at its first use."""
+
+    width = 3
+
+    def forward(self, x):
+        return super().forward(x) * basis(self.width).mean()
+
+
+def train_with_basis(make, steps):
+    basis.cache_clear()
+    torch.manual_seed(0)
+    return train(make, steps, number_of_steps=6)
+
+
+def of_some_width(model, number):
+    model.width = (3, 4, 3, 5, 4, 3)[number]
+    return plain(model, number)
+
+
+def test_cached_random_numbers_are_those_of_one_worker(trained):
+    split, unsplit, _ = trained(ProjectsAtRandom, of_some_width, work=train_with_basis)
+    assert (split, unsplit) == (6, 0)
 
 
 def doubled(x):

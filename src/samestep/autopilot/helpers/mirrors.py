@@ -37,6 +37,7 @@ from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedW
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import MOST_OBJECTS, Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
+    CACHED,
     CALLABLE,
     DEEPEST,
     MOST_KEYS,
@@ -134,6 +135,8 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         values[key] = comparable_state(value)
     elif base_of(value) is not None and length(value) > MOST_KEYS:
         values[key] = _compared_elements(value)
+    elif isinstance(value, CACHED):  # its results are sent
+        values[key] = value.cache_info().misses
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):

@@ -5,8 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
-from gc import get_referents
-from itertools import islice, pairwise
+from itertools import islice
 from math import inf, isfinite
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -34,6 +33,7 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
+from samestep.hooks.cached_results import results_in
 from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
 from samestep.hooks.tensor_tree import tensors_in
@@ -216,7 +216,7 @@ _WEAK_DICTS = WeakKeyDictionary, WeakValueDictionary
 def _saved_of_library(value: Any) -> Iterator[Undo]:
     """Yield functions that restore a cache of results, a weak dictionary, or the settings of an optimizer."""
     if isinstance(value, CACHED):
-        yield partial(_forget, value, _misses(value), {*_results(value)})
+        yield partial(_forget, value, _misses(value), {*results_in(value)})
     elif isinstance(value, _WEAK_DICTS):
         yield partial(_refill_weak, value, dict(value))
     else:  # forward may set a learning rate
@@ -241,22 +241,12 @@ def _forget(function: Any, misses: tuple[int, int], keys: Set[Any]) -> None:
     """
     if _misses(function) == misses:
         return
-    results = _results(function)
+    results = results_in(function)
     for key in [key for key in results if key not in keys]:
         del results[key]  # the cache has no order of a removed key: Python drops it when it is full
     if function.cache_info().currsize != len(results):
         function.cache_clear()
         _clears[function] = _clears.get(function, 0) + 1
-
-
-def _results(function: Any) -> dict[Any, Any]:
-    """Return the dict in which a function's cache has its results; an empty one if it is not found."""
-    referents = get_referents(function)
-    size = function.cache_info().currsize
-    for known, after in pairwise(referents):  # the dict comes before the function that fills it
-        if after is function.__wrapped__ and type(known) is dict and len(known) == size:
-            return known
-    return {}
 
 
 def _refill_weak(references: Any, contents: Mapping[Any, Any]) -> None:
@@ -365,11 +355,9 @@ class HeldTensors:
 
 def _held_by(part: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the tensors that the attributes of a module hold, by the names of these."""
-    fields = [*vars(part).items()]
-    beside = (
-        (key, value) for key, value in fields if type(value) not in PLAIN and key not in MODULE_ATTRIBUTES
-    )
-    return {key: ids for key, value in beside if (ids := _ids(value))}
+    fields = vars(part)
+    names = fields.keys() - MODULE_ATTRIBUTES
+    return {key: ids for key in names if type(fields[key]) not in PLAIN and (ids := _ids(fields[key]))}
 
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
