@@ -162,6 +162,27 @@ def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worke
     assert (split, unsplit) == (8, 1)
 
 
+class CountsInNewGlobal(Plain):
+    """Makes a global and an attribute of its class in its first call, and counts in both."""
+
+    def forward(self, x):
+        global calls_so_far
+        calls_so_far = globals().get("calls_so_far", 0) + 1
+        type(self).calls = getattr(type(self), "calls", 0) + 1
+        return super().forward(x) * (calls_so_far + type(self).calls)
+
+
+def train_from_no_count(make, steps):
+    globals().pop("calls_so_far", None)
+    if hasattr(make, "calls"):
+        del make.calls
+    return train(make, steps)
+
+
+def test_a_global_and_a_class_attribute_that_a_check_makes_are_removed(trained):
+    trained(CountsInNewGlobal, plain, work=train_from_no_count)
+
+
 @lru_cache
 def basis(width):
     return torch.rand(width, dtype=torch.float64)

@@ -182,6 +182,8 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     for names, name in [*globals_of(module), *of_functions, *of_classes]:
         if name in names:
             yield partial(names.__setitem__, name, names[name])
+        else:  # a call may make it
+            yield partial(names.pop, name, None)
     for value in values:
         for function in functions_in(value):
             yield partial(refill, vars(function), dict(vars(function)))
@@ -190,7 +192,7 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     owners = [owner for kind in kinds for owner in scripts_classes(kind)]
     plain = [value for value in values if isinstance(value, (type, ModuleType))]
     for owner in _distinct([*owners, *plain]):
-        yield from (partial(_reset, owner, name, value) for name, value in _own_fields(owner).items())
+        yield partial(_reset, owner, _own_fields(owner))
 
 
 def _saved(value: Any) -> Iterator[Undo]:
@@ -254,9 +256,13 @@ def _refill_weak(references: Any, contents: Mapping[Any, Any]) -> None:
     references.update(contents)
 
 
-def _reset(owner: Any, name: str, value: Any) -> None:
-    if vars(owner).get(name) is not value:
-        setattr(owner, name, value)
+def _reset(owner: Any, fields: Mapping[str, Any]) -> None:
+    """Restore the attributes of a class or a Python module, without those that a call has made."""
+    for name in _own_fields(owner).keys() - fields.keys():
+        delattr(owner, name)
+    for name, value in fields.items():
+        if vars(owner).get(name) is not value:
+            setattr(owner, name, value)
 
 
 def _refill_array(array: Any, values: Any) -> None:
