@@ -4,7 +4,7 @@ import re
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 
 import pytest
@@ -109,6 +109,108 @@ class StartsToCompare(nn.Linear):
 def test_a_call_is_checked_again_if_the_first_one_makes_an_attribute(trained):
     split, unsplit, _ = trained(StartsToCompare, plain)
     assert (split, unsplit) == (1, 3)
+
+
+class CachesByVersion(Plain):
+    """Computes something of its weights again after they were written to, as of an average in evaluation."""
+
+    version = None
+
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        if self.version != self.two.weight._version:
+            self.version, self.scale = self.two.weight._version, self.two.weight.detach().norm()
+        return super().forward(x) / self.scale
+
+
+def evaluated_thrice(model, number):
+    with torch.no_grad():
+        model.eval()
+        found = sum(model(drawn(7, 5, seed=number + 9 * call)).sum() for call in range(3))
+        model.train()
+    return plain(model, number) + found.detach()
+
+
+def test_a_value_that_is_cached_by_the_version_of_a_weight_is_that_of_one_worker(trained):
+    split, unsplit, _ = trained(CachesByVersion, evaluated_thrice)
+    assert (split, unsplit) == (0, 16)
+
+
+class KeepsOfLongTexts(Net):
+    """Keeps a mean of its samples, if these are long."""
+
+    kept = None
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.one(x))).mean(1)
+        if x.size(1) > 6:
+            self.kept = scores.detach().mean(0)
+        return scores
+
+
+def of_a_longer_text(model, number):
+    scores = model(drawn(8, 3 + number, 5, seed=number))
+    kept = 0 if model.kept is None else model.kept.square().sum()
+    return F.cross_entropy(scores, labels(8, seed=number)) + kept
+
+
+def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worker(trained):
+    """The fifth size of a call is not checked."""
+    work = partial(train, number_of_steps=9)
+    split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
+    assert (split, unsplit) == (8, 1)
+
+
+class CountsInNewGlobal(Plain):
+    """Makes a global and an attribute of its class in its first call, and counts in both."""
+
+    def forward(self, x):
+        global calls_so_far
+        calls_so_far = globals().get("calls_so_far", 0) + 1
+        type(self).calls = getattr(type(self), "calls", 0) + 1
+        return super().forward(x) * (calls_so_far + type(self).calls)
+
+
+def train_from_no_count(make, steps):
+    globals().pop("calls_so_far", None)
+    if hasattr(make, "calls"):
+        del make.calls
+    return train(make, steps)
+
+
+def test_a_global_and_a_class_attribute_that_a_check_makes_are_removed(trained):
+    trained(CountsInNewGlobal, plain, work=train_from_no_count)
+
+
+@lru_cache
+def basis(width):
+    return torch.rand(width, dtype=torch.float64)
+
+
+class ProjectsAtRandom(Plain):
+    """Draws a basis for each width at its first use."""
+
+    width = 3
+
+    def forward(self, x):
+        return super().forward(x) * basis(self.width).mean()
+
+
+def train_with_basis(make, steps):
+    basis.cache_clear()
+    torch.manual_seed(0)
+    return train(make, steps, number_of_steps=6)
+
+
+def of_some_width(model, number):
+    model.width = (3, 4, 3, 5, 4, 3)[number]
+    return plain(model, number)
+
+
+def test_cached_random_numbers_are_those_of_one_worker(trained):
+    split, unsplit, _ = trained(ProjectsAtRandom, of_some_width, work=train_with_basis)
+    assert (split, unsplit) == (6, 0)
 
 
 def doubled(x):

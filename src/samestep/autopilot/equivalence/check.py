@@ -12,6 +12,7 @@ A way passes if the split call equals the unsplit call in both. If none passes, 
 unsplit: the main rank computes all of them, which is slower and correct.
 """
 
+import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +47,7 @@ from samestep.autopilot.split.gradients import (
 )
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
 from samestep.autopilot.split.slice_call import Forward
-from samestep.autopilot.state.reachable_state import is_compiled, reached
+from samestep.autopilot.state.reachable_state import is_compiled, names_in_code, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
@@ -95,6 +97,8 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
     if any(isinstance(value, Iterator) for _, value in reached(module)):
         return "it reads an iterator, which cannot be rewound"
+    if "_version" in names_in_code(module):  # of a weight: a helper sees the values without the writes
+        return "it reads how often a tensor was written to, which helpers do not see"
     return None
 
 
@@ -413,8 +417,7 @@ class EquivalenceCheck:
 
             arguments, failure = self._comparison.attempted(disturbed)
             if self._draws:  # equally on all ranks
-                torch.rand(how.skipped_draws, device="cpu")
-                torch.rand(how.skipped_draws, device=self._world.device)
+                _skip_draws(how.skipped_draws, self._world.device)
             return _Failed(failure) if arguments is None else self._compared(arguments, dims, how)
 
     @contextmanager
@@ -576,6 +579,15 @@ class EquivalenceCheck:
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _skip_draws(count: int, device: torch.device) -> None:
+    """Draw from each generator, after which a call draws other numbers, and may take another branch."""
+    torch.rand(count, device="cpu")
+    torch.rand(count, device=device)
+    np.random.random_sample(count)
+    for _ in range(count):
+        random.random()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Runs unsplit calls for comparison, on every rank, and restores the state that they change."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class ModuleRun:
 
     def __init__(self, forward: Forward, module: nn.Module, device: torch.device) -> None:
         self._forward, self.module, self._device = forward, module, device
-        self.before = SavedState(module)
+        self.before = SavedState(module, saves_weights=True)
         self.drawn = RngState.now(device)
         self.left = python_state(module)
         self.has_beside = (
@@ -126,9 +126,10 @@ class ModuleRun:
         copied = arguments.copied()
         used = arguments if grad else copied
         kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
-        parameters, versions = _sums(self.module), self.before.versions()
+        weights = [*module_parts.parameters(self.module), *self.before.unregistered_weights]
+        sums, versions = _sums(weights), self.before.versions()
         # A limit of a norm may leave these weights as they are, and not later ones.
-        storages = {address_of(parameter) for parameter in module_parts.parameters(self.module)} - {0}
+        storages = {address_of(weight) for weight in weights} - {0}
         runs_eagerly = records or trace is not None or not is_compiled(self.module)
         precision = precise.precision if precise is not None else None
         observed = ResultPrecision() if runs_eagerly and precision is None else None
@@ -155,7 +156,7 @@ class ModuleRun:
         name, writes = self.before.rewritten(versions), ""
         if not is_same:
             writes = f"it {WRITES_INPUT}"
-        elif _sums(self.module) != parameters or (precise is not None and precise.written & storages):
+        elif _sums(weights) != sums or (precise is not None and precise.written & storages):
             writes = "it writes into its parameters"
         elif name is not None:
             writes = f"it writes to {name}, and what it writes could not be compared"
@@ -213,12 +214,12 @@ def _copied(tensor: Tensor) -> Tensor:
     return value.clone().expand(sizes) if expanded else value.clone()
 
 
-def _sums(module: nn.Module) -> list[float]:
-    """Return two sums over each parameter, to detect whether it is written to."""
+def _sums(weights: Iterable[Tensor]) -> list[float]:
+    """Return two sums over each weight, to detect whether it is written to."""
     sums = []
-    for parameter in module_parts.parameters(module):
-        if parameter.numel():
-            values = parameter.detach()
+    for weight in weights:
+        if weight.numel():
+            values = weight.detach()
             sums += [abs(values.sum().item()), values.abs().sum().item()]
     return sums
 

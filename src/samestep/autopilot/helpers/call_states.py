@@ -91,6 +91,10 @@ class CheckTime:
         return self.taken_s <= AT_ONCE_S or not self.is_over
 
 
+_MOST_SURPRISES = 8
+"""The unlike calls after each of which the next is checked: a guess, as a table grows a few times."""
+
+
 @dataclass(eq=False, slots=True)
 class SignatureCalls:
     """The calls of one module and signature."""
@@ -111,6 +115,8 @@ class SignatureCalls:
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
+    surprises: int = 0
+    """The calls that kept tensors which their check had not seen."""
 
     def begin_check(self, number: int, arguments: CallArguments) -> Checking:
         """Begin a check with a call."""
@@ -142,6 +148,14 @@ class SignatureCalls:
         """Check the next call: the check of this one was not completed."""
         self.stay_unsplit("its check was not completed")
         self.state, self.sizes = State.NEW, CheckedSizes()
+
+    def check_again(self, why: str, *, in_parts: bool) -> None:
+        """Check the next call: this one was unlike the checked one; after a few such, stay unsplit."""
+        self.surprises += 1
+        if self.surprises > _MOST_SURPRISES:
+            self.stay_unsplit(why, in_parts=in_parts)
+        else:
+            self.forget()
 
     @property
     def lose_helpers(self) -> bool:

@@ -56,7 +56,7 @@ from samestep.autopilot.split_calls import (
     is_recomputed,
     may_call_parts,
 )
-from samestep.autopilot.state.saved_state import SavedState, carried_by
+from samestep.autopilot.state.saved_state import HeldTensors, SavedState, carried_by
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
@@ -69,6 +69,7 @@ ON_DEVICE = "it is on a device, and these workers share the CPU; those of `sames
 DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
+KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
 
 
 CallState: TypeAlias = tuple[Reach, Attributes, Signature]
@@ -371,7 +372,7 @@ class MainCalls:
         carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
         changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
-        saved = SavedState(module) if carried or changes else None
+        saved, held = SavedState(module) if carried or changes else None, HeldTensors(module)
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved)
         comparison = None
         if is_compared:
@@ -379,18 +380,15 @@ class MainCalls:
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
             result = self._attempted(attempt, calls, plan)
+        kept = held.kept(module, (*plan.sides, *carried)) if isinstance(result, CallResult) else None
+        result = result if kept is None else KEEPS_OTHER
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
             difference = comparison.difference(result.outputs, plan)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
-            self._undo(attempt)
-            if result == LOST:
-                calls.losses += 1
-            else:
-                self.exchange.release(attempt.number)
-                calls.stay_unsplit(result, in_parts=may_call_parts(module))
-                self.exchange.mirrored.pop(module, None)
+            self._undo(attempt, held)
+            self._note_failure(attempt, calls, result)
             return self._unsplit(call, result, in_parts=calls.splits_parts)
         place = self._account.place_of(module)
         self._account.split[place] += 1
@@ -402,12 +400,22 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
-    def _undo(self, attempt: Attempt) -> None:
+    def _note_failure(self, attempt: Attempt, calls: SignatureCalls, why: str) -> None:
+        """Decide about the next calls after one that was split in vain."""
+        if why == LOST:
+            calls.losses += 1
+            return
+        module = attempt.call.module
+        self.exchange.release(attempt.number)
+        self.exchange.mirrored.pop(module, None)
+        decide = calls.check_again if why == KEEPS_OTHER else calls.stay_unsplit
+        decide(why, in_parts=may_call_parts(module))
+
+    def _undo(self, attempt: Attempt, held: HeldTensors) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
             attempt.mirror.restore_values()
-        if attempt.saved is not None:
-            attempt.saved.restore()
+        (held if attempt.saved is None else attempt.saved).restore()
         attempt.streams.restore()
 
     def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:

@@ -35,10 +35,12 @@ from samestep.autopilot.helpers.pickling import (
 )
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights, memory_of
 from samestep.autopilot.script.call_account import is_users_code
-from samestep.autopilot.split.guards import Attributes, Identity, Reach, python_state
+from samestep.autopilot.split.guards import MOST_OBJECTS, Attributes, Identity, Reach, python_state
 from samestep.autopilot.state.reachable_state import (
+    CACHED,
     CALLABLE,
     DEEPEST,
+    MOST_KEYS,
     PLAIN,
     called_by,
     forget_classes,
@@ -48,7 +50,6 @@ from samestep.autopilot.state.reachable_state import (
     known_files,
     modules_of,
     names_in_code,
-    reached,
     scripts_classes,
 )
 from samestep.autopilot.state.saved_state import carried_by, comparable_state, is_generator, version_of
@@ -59,11 +60,6 @@ from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length, stored_fields
 from samestep.hooks.tensor_tree import leaves
-
-_MOST_OBJECTS = 4096  # that each call compares, some milliseconds: a guess
-_FEW = 64
-"""Elements up to which the walk of reached values follows each: `_MOST_KEYS` of `reachable_state`."""
-
 
 _COMPARED = (Tensor, type, ModuleType, FunctionType, MethodType)
 """Values that are compared in other ways, or are sent by their names."""
@@ -106,27 +102,23 @@ class MirrorState:
                     if tensor is not None and tensor.__dict__:
                         values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(tensor).items())
                         _refuse_unsent(module, tensor)
-        for key, value in _reached(module):
-            if not isinstance(value, PLAIN):
-                objects.append(value)
+        objects += _objects_in(reach)
+        for key, value in reach.values:
             _add_reached(key, value, values)
         for name, function in called_by(module):
             values[-2, name] = _code(function)
         return cls(values, objects)
 
 
-def _reached(module: nn.Module) -> Iterator[tuple[Key, Any]]:
-    """Yield what a module reaches, however deep.
+def _objects_in(reach: Reach) -> list[Any]:
+    """Return the objects that a module reaches.
 
     Raises:
-        MirrorError: there is too much of it to compare it in each call.
+        MirrorError: there are too many to compare them in each call.
     """
-    objects = 0
-    for key, value in reached(module, DEEPEST):
-        objects += not isinstance(value, PLAIN)
-        if objects > _MOST_OBJECTS:
-            raise MirrorError(f"it reaches more than {_MOST_OBJECTS} objects, which may change")
-        yield key, value
+    if not reach.is_whole:
+        raise MirrorError(f"it reaches more than {MOST_OBJECTS} objects, which may change")
+    return [value for _, value in reach.values if not isinstance(value, PLAIN)]
 
 
 def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
@@ -141,8 +133,10 @@ def _add_reached(key: Key, value: Any, values: dict[Key, Any]) -> None:
         values[key] = value
     elif is_generator(value):
         values[key] = comparable_state(value)
-    elif base_of(value) is not None and length(value) > _FEW:
+    elif base_of(value) is not None and length(value) > MOST_KEYS:
         values[key] = _compared_elements(value)
+    elif isinstance(value, CACHED):  # its results are sent
+        values[key] = value.cache_info().misses
     elif isinstance(value, type):
         values[key] = _methods(value)
     elif isinstance(value, np.ndarray):

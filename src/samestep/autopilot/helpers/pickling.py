@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from io import BytesIO
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,6 +24,8 @@ from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.autopilot.state.reachable_state import CACHED, COMPILED, runs_compiled
+from samestep.hooks.cached_results import add_results, results_of
+from samestep.hooks.cached_results import cached as made_cached
 from samestep.hooks.object_graph import cells_of
 from samestep.hooks.raw_containers import (
     base_of,
@@ -113,7 +115,7 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
         return context, (vars(value)[COMPILED],)  # what `torch.compile` returns if it gets no function
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
-        return _cached, (cached, value.cache_parameters())
+        return made_cached, (cached, value.cache_parameters()), results_of(value), None, None, add_results
     special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
     if special is not None and sys.modules.get(special.__name__) is special:
         return importlib.import_module, (special.__name__,)
@@ -233,10 +235,6 @@ def _fill(container: Any, state: tuple[Any, Mapping[str, Any] | None]) -> None:
         container.__dict__ = container
     else:
         restore_fields(container, fields)
-
-
-def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    return lru_cache(**parameters)(function)
 
 
 def _compiled(content: bytes) -> Callable[..., Any]:

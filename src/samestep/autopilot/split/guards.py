@@ -9,11 +9,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from itertools import chain
 from math import copysign
 from operator import is_
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -35,6 +37,7 @@ from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.state.reachable_state import (
     LISTS,
     MODULE_ATTRIBUTES,
+    MOST_KEYS,
     PLAIN,
     is_record,
     is_setting,
@@ -45,7 +48,7 @@ from samestep.autopilot.state.reachable_state import (
 from samestep.autopilot.state.saved_state import is_count
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
-from samestep.hooks.raw_containers import base_of, elements, is_mapping, length
+from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
 from samestep.hooks.tensor_tree import parts_beside_tensors, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
@@ -60,6 +63,19 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
 )
 """Layers of torch whose calls depend on a number, and the attribute that holds it."""
 _DIMS_OF_MATRIX = 2
+MOST_OBJECTS = 4096  # that each call compares, some milliseconds: a guess
+_COMPARED_BY_VALUE = (
+    np.generic,
+    bytes,
+    complex,
+    range,
+    Fraction,
+    Decimal,
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+)
+"""Classes of other values that do not change in place, and that a forward may compare."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 """Elements of arrays whose digest, and of lists whose values are guards: guesses, as each call compares
 them."""
@@ -104,16 +120,30 @@ class Reach:
     """The numbers in short tensors, and in buffers of one floating-point number."""
     settings: "tuple[_Settings, ...]"
     """The settings of each of torch's layers."""
+    is_whole: bool
+    """Whether these are all of them: the walk ends at `MOST_OBJECTS`."""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Reach":
         """Return what a module reaches now."""
-        values = [*reached(module)]
+        values, is_whole = _all_reached(module)
         plain, of_tensors = _plain_in(values)
         _add_layers(module, plain, of_tensors)
         settings = _layer_settings.setdefault(module, _LayerSettings()).now(module)
         plain[0, "settings of all"] = hash(tuple(of_layer.kinds for of_layer in settings))
-        return cls(values, plain, of_tensors, settings)
+        return cls(values, plain, of_tensors, settings, is_whole)
+
+
+def _all_reached(module: nn.Module) -> tuple[list[tuple[Key, Any]], bool]:
+    """Return what a module reaches, however deep, and whether that is all."""
+    values: list[tuple[Key, Any]] = []
+    objects = 0
+    for key, value in reached(module):
+        objects += not isinstance(value, PLAIN)
+        if objects > MOST_OBJECTS:
+            return values, False
+        values.append((key, value))
+    return values, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +207,28 @@ def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[K
     for key, value in values:
         if isinstance(value, PLAIN):
             plain[key] = _with_sign(value)
-        elif isinstance(value, (FunctionType, MethodType, Enum)):
+        elif isinstance(value, _COMPARED_BY_VALUE):
+            plain[key] = _with_sign(value.item()) if isinstance(value, np.generic) else value
+        elif isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type, Enum)):
             plain[key] = _identity(value)
         elif isinstance(value, Tensor):
             if _is_short(value):
                 of_tensors[key] = tuple(value.flatten().tolist())
-        elif (parts := _few_numbers(value)) is not None:
-            plain[key] = parts
+        else:
+            plain.update(_of_container(key, value))
     return plain, of_tensors
+
+
+def _of_container(key: Key, value: Any) -> Attributes:
+    """Return the numbers in a container or an array; of many, a text that changes with them."""
+    if (parts := _few_numbers(value)) is not None:
+        return {key: parts}
+    if isinstance(value, np.ndarray):
+        return {} if (digest := _digest_of(value)) is None else {key: digest}
+    if base_of(value) is None or length(value) <= MOST_KEYS:
+        return {}
+    place, name = key
+    return {(place, f"{name}.<length>"): length(value), (place, f"{name}.<items>"): _digest_of_items(value)}
 
 
 def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, Any]) -> None:
@@ -253,6 +297,22 @@ def _forward_id(kind: type) -> int:
     return id(getattr(forward, "__code__", forward))
 
 
+def _digest_of(array: Any) -> str | None:
+    """Return a text that changes with the numbers of an array; None for a large one, or one of objects."""
+    if array.size > _MOST_ELEMENTS or array.dtype == object:
+        return None
+    return hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+
+
+def _digest_of_items(container: Any) -> str:
+    """Return a text that changes with the items of a container, which are too many to follow them."""
+    pairs = items(container) if is_mapping(container) else enumerate(elements(container))
+    is_set = base_of(container) in (set, frozenset)
+    parts = (part for pair in pairs for part in (pair[1:] if is_set else pair))
+    hashes = (hash(part) if type(part) in PLAIN else id(part) for part in parts)
+    return str(hash(frozenset(hashes) if is_set else tuple(hashes)))
+
+
 def _is_short(tensor: Tensor) -> bool:
     """Return whether a tensor has few numbers, none of them trained.
 
@@ -288,8 +348,8 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
             state[key] = ("tensor", id(value))
         elif base is set or is_mapping(value):
             state[key] = (length(value), None)
-        elif isinstance(value, np.ndarray) and value.size <= _MOST_ELEMENTS and value.dtype != object:
-            state[key] = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+        elif isinstance(value, np.ndarray) and (digest := _digest_of(value)) is not None:
+            state[key] = digest
         elif _is_opaque(value):
             state[key] = Identity(value)
     return state

@@ -44,9 +44,9 @@ from samestep.hooks.raw_containers import base_of
 
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
-_DEPTH, _MOST_KEYS = 3, 64
-"""Depth to which guards are looked for, and parts of each value that are read: guesses, since each call
-reads them."""
+_DEPTH, MOST_KEYS = 3, 64
+"""Depth to which guards are looked for in arguments, and parts of each value that are read: guesses, since
+each call reads them."""
 DEEPEST = 100
 """The depth to which what calls read or change is followed; values that are nested deeper are not split."""
 COMPILED = "_torchdynamo_orig_callable"
@@ -72,7 +72,7 @@ def modules_of(module: nn.Module) -> Iterator[nn.Module]:
                     waiting.append(part)
 
 
-def reached(module: nn.Module, depth: int = _DEPTH) -> Iterator[tuple[Key, Any]]:
+def reached(module: nn.Module, depth: int = DEEPEST) -> Iterator[tuple[Key, Any]]:
     """Yield all values that the forward of a module can reach, with their keys; containers come first.
 
     The number in a key is the index of a module among the submodules, or -1 for a global. Values in
@@ -220,7 +220,7 @@ def _named(function: FunctionType) -> Iterator[tuple[dict[str, Any], str]]:
 def functions_in(value: Any) -> Iterator[FunctionType]:
     """Yield the user-defined functions in a value: itself, or what a method, property or partial wraps."""
     waiting, seen = [value], 0
-    while waiting and seen < _MOST_KEYS:
+    while waiting and seen < MOST_KEYS:
         candidate = waiting.pop()
         seen += 1
         if isinstance(candidate, FunctionType):
@@ -267,7 +267,7 @@ def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
 def _parts(value: Any) -> Parts:
     """Return the parts of a value that a forward may read, or that it may run."""
     if base_of(value) is not None or type(value) in WEAK:
-        return stored_in(value, most=_MOST_KEYS)
+        return stored_in(value, most=MOST_KEYS)
     if isinstance(value, _WITH_CODE):
         parts = stored_in(value) if isinstance(value, (MethodType, partial)) else []
         for function in _with_called(functions_in(value)):

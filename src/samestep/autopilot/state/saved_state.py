@@ -2,14 +2,14 @@
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from itertools import islice
 from math import inf, isfinite
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.autopilot.state.reachable_state import (
     CACHED,
-    DEEPEST,
     MODULE_ATTRIBUTES,
     PLAIN,
     functions_in,
@@ -34,6 +33,7 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
+from samestep.hooks.cached_results import results_in
 from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
 from samestep.hooks.tensor_tree import tensors_in
@@ -46,9 +46,10 @@ SideOutput: TypeAlias = tuple[str, str]
 class SavedState:
     """A copy of the attributes, buffers and globals that calls of a module may change."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, saves_weights: bool = False) -> None:
+        """Save the state; with `saves_weights` also parameters that the module does not register."""
         self._module = module
-        values = list(reached(module, DEEPEST))
+        values = list(reached(module))
         attributes = list(own_attributes(module))
         kept = [value for *_, value in attributes if _is_container(value)]
         registered = {*map(id, module_parts.modules(module))}
@@ -72,6 +73,17 @@ class SavedState:
         for (place, name), owner in unregistered:
             of_owner = module_parts.named_buffers(owner)
             tensors |= {f"{name}.{buffer} of {place}": value for buffer, value in of_owner}
+        registered_weights = {*map(id, module_parts.parameters(module))}
+        self.unregistered_weights = [
+            *_distinct(
+                value
+                for _, value in values
+                if isinstance(value, nn.Parameter) and id(value) not in registered_weights
+            )
+        ]
+        """The parameters in lists, or of modules in lists, which no module has registered."""
+        weights = self.unregistered_weights if saves_weights else []
+        self._weights = [(tensor, tensor.detach().clone()) for tensor in weights]
         buffers = {id(buffer) for part in parts for buffer in part._buffers.values()}  # noqa: SLF001
         self._named = {**dict(module_parts.named_buffers(module)), **tensors}
         """Buffers, and other tensors that may be written to in place."""
@@ -91,6 +103,9 @@ class SavedState:
             for tensor, value, version in self._values:
                 if (version is None or version_of(tensor) != version) and not _equal(tensor, value):
                     # Through `data`, so that the graph of an earlier call does not count it as a change.
+                    tensor.data.copy_(value)
+            for tensor, value in self._weights:
+                if not _equal(tensor, value):
                     tensor.data.copy_(value)
 
     def buffers(self) -> dict[str, Tensor]:
@@ -143,10 +158,21 @@ class SavedState:
 def _saved_modules(parts: Iterable[nn.Module]) -> Iterator[Undo]:
     """Yield functions that restore the attributes, buffers and parameters of modules."""
     for part in parts:
-        yield partial(refill, vars(part), dict(vars(part)))
+        yield partial(restore_fields, part, fields_of(part))  # of its slots, too
         if not isinstance(part, torch.jit.ScriptModule):  # its tensors stay the same objects
-            yield partial(refill, part._buffers, dict(part._buffers))  # noqa: SLF001
-            yield partial(refill, part._parameters, dict(part._parameters))  # noqa: SLF001
+            # Its tensors, submodules and hooks: a call may swap, add or remove each of them.
+            held: list[Any] = [*filter(_is_refilled, map(vars(part).get, MODULE_ATTRIBUTES))]
+            yield partial(_refill_all, [(each, each.copy()) for each in held])
+
+
+def _is_refilled(held: Any) -> bool:
+    return type(held) in (dict, OrderedDict, set)
+
+
+def _refill_all(kept: Sequence[tuple[Any, Any]]) -> None:
+    for held, contents in kept:
+        if held or contents:
+            refill(held, contents)
 
 
 def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
@@ -156,6 +182,8 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     for names, name in [*globals_of(module), *of_functions, *of_classes]:
         if name in names:
             yield partial(names.__setitem__, name, names[name])
+        else:  # a call may make it
+            yield partial(names.pop, name, None)
     for value in values:
         for function in functions_in(value):
             yield partial(refill, vars(function), dict(vars(function)))
@@ -164,7 +192,7 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
     owners = [owner for kind in kinds for owner in scripts_classes(kind)]
     plain = [value for value in values if isinstance(value, (type, ModuleType))]
     for owner in _distinct([*owners, *plain]):
-        yield from (partial(_reset, owner, name, value) for name, value in _own_fields(owner).items())
+        yield partial(_reset, owner, _own_fields(owner))
 
 
 def _saved(value: Any) -> Iterator[Undo]:
@@ -175,17 +203,28 @@ def _saved(value: Any) -> Iterator[Undo]:
         yield partial(_refill_array, value, value.copy())
     elif is_generator(value):
         yield partial(_set_generator_state, value, generator_state(value))
-    elif isinstance(value, CACHED):
-        yield partial(_forget, value, _misses(value))
-    elif isinstance(value, Optimizer | LRScheduler):  # forward may set a learning rate
-        optimizer = value if isinstance(value, Optimizer) else value.optimizer
-        for fields in vars(value), *optimizer.param_groups:
-            yield partial(refill, fields, dict(fields))
+    elif isinstance(value, (*_WEAK_DICTS, CACHED, Optimizer, LRScheduler)):
+        yield from _saved_of_library(value)
     if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
         yield partial(restore_fields, value, fields_of(value))
         for member in [*vars(type(value)).values()]:
             if isinstance(member, CACHED):
                 yield from _saved(member)
+
+
+_WEAK_DICTS = WeakKeyDictionary, WeakValueDictionary
+
+
+def _saved_of_library(value: Any) -> Iterator[Undo]:
+    """Yield functions that restore a cache of results, a weak dictionary, or the settings of an optimizer."""
+    if isinstance(value, CACHED):
+        yield partial(_forget, value, _misses(value), {*results_in(value)})
+    elif isinstance(value, _WEAK_DICTS):
+        yield partial(_refill_weak, value, dict(value))
+    else:  # forward may set a learning rate
+        optimizer = value if isinstance(value, Optimizer) else value.optimizer
+        for fields in vars(value), *optimizer.param_groups:
+            yield partial(refill, fields, dict(fields))
 
 
 _clears: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -197,19 +236,33 @@ def _misses(function: Any) -> tuple[int, int]:
     return _clears.get(function, 0), function.cache_info().misses
 
 
-def _forget(function: Any, misses: tuple[int, int]) -> None:
-    """Clear a function's cache if results have been added, which may be of other weights and precision.
+def _forget(function: Any, misses: tuple[int, int], keys: Set[Any]) -> None:
+    """Remove the results that have been added to a function's cache; they may be of other weights.
 
-    Results cannot be removed one by one.
+    The earlier ones stay: they may be random numbers, or of a setting that the script has changed since.
     """
-    if _misses(function) != misses:
+    if _misses(function) == misses:
+        return
+    results = results_in(function)
+    for key in [key for key in results if key not in keys]:
+        del results[key]  # the cache has no order of a removed key: Python drops it when it is full
+    if function.cache_info().currsize != len(results):
         function.cache_clear()
         _clears[function] = _clears.get(function, 0) + 1
 
 
-def _reset(owner: Any, name: str, value: Any) -> None:
-    if vars(owner).get(name) is not value:
-        setattr(owner, name, value)
+def _refill_weak(references: Any, contents: Mapping[Any, Any]) -> None:
+    references.clear()
+    references.update(contents)
+
+
+def _reset(owner: Any, fields: Mapping[str, Any]) -> None:
+    """Restore the attributes of a class or a Python module, without those that a call has made."""
+    for name in _own_fields(owner).keys() - fields.keys():
+        delattr(owner, name)
+    for name, value in fields.items():
+        if vars(owner).get(name) is not value:
+            setattr(owner, name, value)
 
 
 def _refill_array(array: Any, values: Any) -> None:
@@ -282,6 +335,35 @@ def _distinct(values: Any) -> Iterator[Any]:
         if id(value) not in seen:
             seen.add(id(value))
             yield value
+
+
+class HeldTensors:
+    """The attributes of the script's modules before a call, to find tensors that it keeps unexpectedly."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = (part for part in modules_of(module) if not type(part).__module__.startswith("torch."))
+        self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
+
+    def kept(self, module: nn.Module, expected: Iterable[SideOutput]) -> str | None:
+        """Return an attribute that holds other tensors than before the call, beside the expected ones."""
+        known = {(id(module_parts.submodule(module, name)), key) for name, key in expected}
+        for part, _, before in self._before:
+            for key, ids in _held_by(part).items():
+                if before.get(key) != ids and (id(part), key) not in known:
+                    return key
+        return None
+
+    def restore(self) -> None:
+        """Assign the attributes again that the call has replaced."""
+        for part, attributes, _ in self._before:
+            refill(vars(part), attributes)
+
+
+def _held_by(part: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that the attributes of a module hold, by the names of these."""
+    fields = vars(part)
+    names = fields.keys() - MODULE_ATTRIBUTES
+    return {key: ids for key in names if type(fields[key]) not in PLAIN and (ids := _ids(fields[key]))}
 
 
 def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:

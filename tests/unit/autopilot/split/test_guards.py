@@ -4,6 +4,7 @@ import random
 import threading
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -141,3 +142,30 @@ def test_a_global_of_code_without_a_file_is_a_guard(file, module, is_guard):
     names = {"nn": nn, **module}
     exec(compile(TYPED, file, "exec"), names)
     assert ((-1, "SCALE") in plain_attributes(names["Typed"]())) == is_guard
+
+
+class Held(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.int64(4), np.int64(5)),
+        (np.bool_(False), np.bool_(True)),
+        (b"first", b"second"),
+        (1j, 2j),
+        (int, float),
+        (torch.relu, torch.tanh),
+        ({"a": {"b": {"c": {"d": False}}}}, {"a": {"b": {"c": {"d": True}}}}),
+        ([0] * 100, [0] * 99 + [1]),
+        ([0] * 100, [0] * 101),
+        (dict.fromkeys(range(100)), {**dict.fromkeys(range(100)), 3: 1}),
+        (set(range(100)), set(range(1, 101))),
+        (np.zeros(100), np.eye(10).ravel()),
+    ],
+)
+def test_a_value_that_forward_may_branch_on_is_a_guard(before, after):
+    assert plain_attributes(Held(before)) != plain_attributes(Held(after))

@@ -1,6 +1,8 @@
 """The state of a module is restored after a call."""
 
 from collections import OrderedDict
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -116,3 +118,80 @@ def test_a_learning_rate_that_a_call_sets_is_restored():
     module(torch.ones(4, 3))
     before.restore()
     assert module.optimizer.param_groups[0]["lr"] == 0.1
+
+
+references = WeakKeyDictionary()
+
+
+@lru_cache
+def numbers_drawn(count):
+    return torch.rand(count)
+
+
+class Stateful(nn.Module):
+    """Has state of each kind that is not among its attributes."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.teachers = [nn.Linear(3, 3)]
+        self.calls = 0
+        references[self] = 1.0
+
+    def forward(self, x):
+        return x * references[self]
+
+
+def swap_layers(module):
+    module.first, module.second = module.second, module.first
+
+
+def add_hook(module):
+    module.first.register_forward_hook(lambda *_: None)
+
+
+def count_in_slot(module):
+    module.calls += 1
+
+
+def scale_reference(module):
+    references[module] *= 2
+
+
+def move_teacher(module):
+    for parameter in module.teachers[0].parameters():
+        parameter.data.mul_(2)
+
+
+@pytest.mark.parametrize("change", [swap_layers, add_hook, count_in_slot, scale_reference, move_teacher])
+def test_state_beside_attributes_is_restored(change):
+    module = Stateful()
+
+    def state():
+        weight = module.teachers[0].weight.tolist()
+        return [*map(id, module.children())], len(module.first._forward_hooks), module.calls, weight
+
+    module_state, reference = state(), references[module]
+    before = SavedState(module, saves_weights=True)
+    change(module)
+    before.restore()
+    assert (state(), references[module]) == (module_state, reference)
+
+
+class Cached(nn.Module):
+    def forward(self, x):
+        return numbers_drawn(x.size(0))
+
+
+@pytest.mark.parametrize("maxsize", [128, None])
+def test_a_cache_keeps_its_earlier_results_only(monkeypatch, maxsize):
+    drawn = lru_cache(maxsize)(numbers_drawn.__wrapped__)
+    monkeypatch.setitem(globals(), "numbers_drawn", drawn)
+    module, known = Cached(), drawn(2)
+    before = SavedState(module)
+    module(torch.ones(4))
+    before.restore()
+    assert drawn(2) is known
+    assert drawn.cache_info().currsize == 1
