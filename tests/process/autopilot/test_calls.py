@@ -610,6 +610,31 @@ def test_a_check_does_not_end_the_script(trained):
     assert split + unsplit == 4
 
 
+class Flattened(TimeFirst):
+    """Returns rows that vary slower than samples, of which sequences of length 1 have one for each sample."""
+
+    def forward(self, x):
+        scores, _ = super().forward(x)
+        return F.dropout(scores, 0.3)
+
+
+def train_flattened(lengths):
+    torch.manual_seed(0)
+
+    def steps(model, number):
+        rows = lengths[number] * 6
+        return (model(drawn(lengths[number], 6, 5, seed=number)) * drawn(rows, 4, seed=number + 50)).mean()
+
+    return train(Flattened, steps, len(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 3], [9, 7, 5, 1, 8, 6]])
+def test_a_size_is_not_split_in_the_way_that_only_another_size_allows(run, lengths):
+    (losses, _), *_ = run(2, train_flattened, lengths)
+    serial, _ = train_flattened(lengths)
+    assert losses == pytest.approx(serial, rel=0, abs=1e-12)
+
+
 def test_fewer_samples_than_workers_are_unsplit(trained):
     *_, lines = trained(Plain, of_two_samples, 3)
     assert reasons_of(lines) == [FEWER]

@@ -40,7 +40,7 @@ from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
 from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
-from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
@@ -196,11 +196,13 @@ class MainCalls:
 
     def _is_checked(self, calls: SignatureCalls, arguments: CallArguments) -> bool:
         """Return whether a call begins a check, or continues one."""
+        if calls.is_refuted:
+            return False
         if (checking := calls.check_of(arguments)) is not None:
             return self._continues(checking, arguments)
         dims = {} if calls.plan is None else calls.plan.dims
         total = None if calls.plan is None else arguments.total(dims) or 0
-        return calls.sizes.are_checked(arguments, total, self._size, dims)
+        return calls.sizes.are_checked(arguments, total, self._size, dims, have_one_way=calls.have_one_way)
 
     def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether samples of a split call are compared with those of an unsplit one."""
@@ -256,7 +258,7 @@ class MainCalls:
         if not are_new:
             return False
         of_module[without] = calls
-        calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
+        calls.forget_sizes()  # the next call may do something else, and is checked too
         return True
 
     def _obstacle(self, call: ModuleCall) -> Obstacle | None:
@@ -361,8 +363,9 @@ class MainCalls:
     def _by_plan(
         self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
     ) -> Any:
-        module, arguments, plan = call.module, call.arguments, calls.plan
-        assert plan is not None
+        module, arguments, numbered = call.module, call.arguments, calls.plan_of(call.arguments)
+        assert numbered is not None
+        _, plan = numbered
         total, size = arguments.total(plan.dims), self._size
         if total is None or total < size:
             return self._unsplit(call, FEWER)
@@ -372,16 +375,17 @@ class MainCalls:
         _, left = outcome(module, None, {*carried, *plan.sides})
         changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
         saved = SavedState(module) if carried or changes else None
-        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved)
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
         if is_compared:
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
-            result = self._attempted(attempt, calls, plan)
+            result = self._attempted(attempt)
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
             difference = comparison.difference(result.outputs, plan)
+            calls.is_refuted |= bool(difference)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
             self._undo(attempt)
@@ -410,15 +414,15 @@ class MainCalls:
             attempt.saved.restore()
         attempt.streams.restore()
 
-    def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
+    def _attempted(self, attempt: Attempt) -> CallResult | str:
         """Return the results of a split call, or why there are none.
 
         Raises:
             Exception: what a handler of a signal has raised meanwhile.
         """
-        call = attempt.call
+        call, (_, plan) = attempt.call, attempt.plan
         try:
-            attempt.number = self.exchange.send_call(attempt, calls.number, plan)
+            attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]
         except PeerLost as error:
             self.exchange.restart(error)

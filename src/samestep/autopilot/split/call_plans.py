@@ -6,7 +6,7 @@ gathered after a call, like its outputs, and sliced before the next call, which 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -301,6 +301,13 @@ class ReducedOutput:
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
 
 
+def kind_of(gathering: Gathering) -> Gathering:
+    """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
+    return (
+        replace(gathering, order=(), expanded=()) if isinstance(gathering, ConcatenatedOutput) else gathering
+    )
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitPlan:
     """The way to split the calls of one signature; each is equal to itself only."""
@@ -320,6 +327,13 @@ class SplitPlan:
     """Whether an output or side output shares memory with another one, an argument or the module."""
     rewrites: bool = False
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
+
+    def way(self) -> tuple[Any, ...]:
+        """Return what plans have in common that split calls in the same way."""
+        gatherings = {path: kind_of(gathering) for path, gathering in self.gatherings.items()}
+        draws = None if self.draws is None else self.draws.kinds()
+        flags = self.watches_reductions, self.has_views, self.rewrites
+        return dict(self.dims), gatherings, set(self.sides), draws, flags
 
 
 def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
