@@ -135,6 +135,40 @@ def test_an_attribute_that_a_check_sets_of_a_function_is_restored(trained):
     trained(MarksFunction, plain, work=train_by_function)
 
 
+class ComparesWithLast(Net):
+    """Compares samples with all those of its last call, which it keeps; before the first call with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.zeros(7, 8, dtype=torch.float64)
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        found = self.two(h + self.last.mean(0))
+        self.last = h.detach()
+        return found
+
+
+class ComparesWithLastIfAny(Net):
+    """Keeps nothing before its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        found = self.two(h if self.last is None else h + self.last.mean(0))
+        self.last = h.detach()
+        return found
+
+
+@pytest.mark.parametrize("make", [ComparesWithLast, ComparesWithLastIfAny])
+def test_a_state_is_not_split_if_its_rows_are_compared(trained, make):
+    split, unsplit, _ = trained(make, plain)
+    assert (split, unsplit) == (1, 3)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)
@@ -682,7 +716,7 @@ def test_a_call_is_checked_again_if_the_first_one_changes_more_than_counters_of_
     assert not unsplit
 
 
-class ComparesSamples(Plain):
+class DividesByNorm(Plain):
     def forward(self, x):
         scores = super().forward(x)
         return scores / scores.norm()
@@ -690,7 +724,7 @@ class ComparesSamples(Plain):
 
 def test_a_model_with_batch_norm_that_cannot_be_split_is_checked_once(run):
     parts = 3
-    found, _, unsplit, _ = run(2, checks_in, ComparesSamples)
+    found, _, unsplit, _ = run(2, checks_in, DividesByNorm)
     assert found == 1 + parts
     assert unsplit
 

@@ -119,6 +119,8 @@ class SignatureCalls:
     is_refuted: bool = False
     """Whether a split call gave another result than an unsplit one, which no check has seen or will see."""
     _last: NumberedPlan | None = None
+    continued: int = 0
+    """The split calls that got slices of what a call before has left in the module."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""

@@ -39,7 +39,13 @@ from samestep.autopilot.script.call_account import FEWER, Account, called_in_par
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
-from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
+from samestep.autopilot.split.call_plans import (
+    SplitPlan,
+    assign_side_outputs,
+    can_continue,
+    continues,
+    outcome,
+)
 from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
@@ -377,7 +383,7 @@ class MainCalls:
         saved = SavedState(module) if carried or changes else None
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
-        if is_compared:
+        if is_compared or self._is_first_to_continue(calls, module, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
@@ -405,6 +411,15 @@ class MainCalls:
         self._record(module, plan)
         self._short_calls.end(kind, module)
         return outputs
+
+    def _is_first_to_continue(
+        self, calls: SignatureCalls, module: nn.Module, plan: SplitPlan, total: int
+    ) -> bool:
+        """Return whether a call is compared as it gets slices of a state: the first, and ever fewer later."""
+        if self._options.check_every == 0 or not plan.sides or not continues(module, plan, total):
+            return False
+        calls.continued += 1
+        return calls.continued.bit_count() == 1
 
     def _undo(self, attempt: Attempt) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""

@@ -422,15 +422,32 @@ def slice_side_outputs(
     """Replace the side outputs of an earlier call by this rank's slices."""
 
     def sliced(path: Path, tensor: Tensor) -> Tensor:
-        gathering = gatherings.get(path)
-        if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
-            return tensor
-        every, rest = divmod(tensor.size(gathering.dim), split.total)
-        return tensor if rest or not every else split.sliced(tensor, gathering.dim, every=every)
+        dim, every = _rows_of_state(tensor, gatherings.get(path), split.total)
+        return split.sliced(tensor, dim, every=every) if every else tensor
 
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), sliced)
     assign_side_outputs(module, own_left)
+
+
+def _rows_of_state(tensor: Tensor, gathering: Gathering | None, total: int) -> tuple[int, int]:
+    """Return the dimension in which a side output is sliced, and its rows for each sample; 0 for none."""
+    if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
+        return 0, 0
+    every, rest = divmod(tensor.size(gathering.dim), total)
+    return gathering.dim, 0 if rest else every
+
+
+def continues(module: nn.Module, plan: SplitPlan, total: int) -> bool:
+    """Return whether a call of `total` samples gets slices of what the module holds: of its side outputs.
+
+    An equivalence check has not sliced them: it does not know them before a call, and its batches have other
+    sizes.
+    """
+    _, left = outcome(module, None, plan.sides)
+    return any(
+        _rows_of_state(tensor, plan.gatherings.get(path), total)[1] for path, tensor in leaves((None, left))
+    )
 
 
 def can_continue(
