@@ -669,6 +669,26 @@ def test_a_size_is_not_split_in_the_way_that_only_another_size_allows(run, lengt
     assert losses == pytest.approx(serial, rel=0, abs=1e-12)
 
 
+class MaskedByLabel(Net):
+    """Leaves out the samples of a label, and divides by at least one."""
+
+    def forward(self, x, y):
+        mask = (y != 2).double()
+        each = F.cross_entropy(self.two(torch.relu(self.one(x))), y, reduction="none")
+        return (each * mask).sum() / mask.sum().clamp(min=1)
+
+
+def mask_a_slice_at_third(model, number):
+    y = labels(7, classes=2, seed=number)
+    y[(number != 2) * 2 : 4] = 2
+    return model(drawn(7, 5, seed=number), y)
+
+
+def test_a_slice_whose_samples_a_mask_leaves_out_has_no_weight_by_a_clamp(trained):
+    split, unsplit, _ = trained(MaskedByLabel, mask_a_slice_at_third)
+    assert (split, unsplit) == (2, 2)
+
+
 def test_fewer_samples_than_workers_are_unsplit(trained):
     *_, lines = trained(Plain, of_two_samples, 3)
     assert reasons_of(lines) == [FEWER]

@@ -330,7 +330,7 @@ class SplitComparison:
         right: list[tuple[Gathering, Tensor]] = []
         for gathering in possible:
             try:
-                together = gathering.gather(part, split)
+                together = gathering.gather(part, split, is_compared=True)
             except UsageError:  # on this rank alone, after the communication
                 together = None
             if self.agreed(together is not None and whole.are_close(together, output)):

@@ -206,6 +206,7 @@ class CheckedSizes:
         self._failed: dict[Any, str] = {}
         """The reason of each size that has failed."""
         self._has_single = False  # whether a size with a slice of one sample has been checked
+        self._largest = 0  # the largest number of samples of a call that has been checked
         self._single: set[frozenset[Any]] = set()
         """The dimensions of size 1 in the calls so far: the order of rows and samples does not show there."""
         self._unequal: set[Any] = set()
@@ -239,7 +240,8 @@ class CheckedSizes:
         is_first_unequal = not unequal <= self._unequal
         self._unequal |= unequal
         single = _single_dims(arguments, dims)
-        is_first = is_first_single or is_first_unequal or single not in self._single
+        is_much_larger = (total or 0) >= 2 * self._largest  # it may exceed a limit, as of a clamp
+        is_first = is_first_single or is_first_unequal or single not in self._single or is_much_larger
         self._single.add(single)
         count = len(self._known) + 1
         checked = (
@@ -250,6 +252,7 @@ class CheckedSizes:
             or count.bit_count() == 1
         )
         self._known[sizes] = checked
+        self._largest = max(self._largest, total or 0) if checked else self._largest
         return checked
 
     def fail(self, sizes: Sizes, why: str) -> None:

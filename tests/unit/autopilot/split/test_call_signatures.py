@@ -151,6 +151,14 @@ def test_the_first_size_with_another_dimension_of_size_one_is_checked_however_la
     assert [is_checked(length, 10) for length in (2, 3)] == [True, False]
 
 
+def test_a_size_twice_the_largest_that_was_checked_is_checked_however_late():
+    sizes = CheckedSizes()
+    for count in range(10, 15):
+        sizes.are_checked(of(count), count, 2)
+
+    assert [sizes.are_checked(of(count), count, 2) for count in (25, 26)] == [False, True]
+
+
 def test_every_size_is_checked_if_the_sizes_before_have_several_ways():
     sizes = CheckedSizes()
 
