@@ -388,6 +388,16 @@ def surprised():
     ]
 
 
+def surprised_at_two_sizes():
+    """Return outputs, of which two are those of a whole batch only, with a new size between them."""
+    torch.manual_seed(0)
+    model, found = Surprises(), []
+    for number, count in enumerate((9, 9, 9, 9, 8, 9)):
+        x = drawn(count, 4, seed=number) * (1e7 if number in (3, 5) else 1)
+        found.append(model(x, labels(count)).item())
+    return found
+
+
 def of_single_samples():
     """Return outputs for batches of one sample, and for a batch of several."""
     torch.manual_seed(0)

@@ -237,6 +237,40 @@ def test_an_attribute_that_a_check_sets_of_a_function_is_restored(trained):
     trained(MarksFunction, plain, work=train_by_function)
 
 
+class ComparesWithLast(Net):
+    """Compares samples with all those of its last call, which it keeps; before the first call with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.zeros(7, 8, dtype=torch.float64)
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        found = self.two(h + self.last.mean(0))
+        self.last = h.detach()
+        return found
+
+
+class ComparesWithLastIfAny(Net):
+    """Keeps nothing before its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        found = self.two(h if self.last is None else h + self.last.mean(0))
+        self.last = h.detach()
+        return found
+
+
+@pytest.mark.parametrize("make", [ComparesWithLast, ComparesWithLastIfAny])
+def test_a_state_is_not_split_if_its_rows_are_compared(trained, make):
+    split, unsplit, _ = trained(make, plain)
+    assert (split, unsplit) == (1, 3)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)
@@ -722,6 +756,51 @@ def test_a_check_does_not_end_the_script(trained):
     """Only this finds a training that ends early, as its model ends it for the values of a check."""
     split, unsplit, _ = trained(EndsIfDisturbed, plain)
     assert split + unsplit == 4
+
+
+class Flattened(TimeFirst):
+    """Returns rows that vary slower than samples, of which sequences of length 1 have one for each sample."""
+
+    def forward(self, x):
+        scores, _ = super().forward(x)
+        return F.dropout(scores, 0.3)
+
+
+def train_flattened(lengths):
+    torch.manual_seed(0)
+
+    def steps(model, number):
+        rows = lengths[number] * 6
+        return (model(drawn(lengths[number], 6, 5, seed=number)) * drawn(rows, 4, seed=number + 50)).mean()
+
+    return train(Flattened, steps, len(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 3], [9, 7, 5, 1, 8, 6]])
+def test_a_size_is_not_split_in_the_way_that_only_another_size_allows(run, lengths):
+    (losses, _), *_ = run(2, train_flattened, lengths)
+    serial, _ = train_flattened(lengths)
+    assert losses == pytest.approx(serial, rel=0, abs=1e-12)
+
+
+class MaskedByLabel(Net):
+    """Leaves out the samples of a label, and divides by at least one."""
+
+    def forward(self, x, y):
+        mask = (y != 2).double()
+        each = F.cross_entropy(self.two(torch.relu(self.one(x))), y, reduction="none")
+        return (each * mask).sum() / mask.sum().clamp(min=1)
+
+
+def mask_a_slice_at_third(model, number):
+    y = labels(7, classes=2, seed=number)
+    y[(number != 2) * 2 : 4] = 2
+    return model(drawn(7, 5, seed=number), y)
+
+
+def test_a_slice_whose_samples_a_mask_leaves_out_has_no_weight_by_a_clamp(trained):
+    split, unsplit, _ = trained(MaskedByLabel, mask_a_slice_at_third)
+    assert (split, unsplit) == (2, 2)
 
 
 def test_fewer_samples_than_workers_are_unsplit(trained):

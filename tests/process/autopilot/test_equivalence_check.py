@@ -107,6 +107,12 @@ def test_a_sample_check_replaces_a_result_that_differs_by_the_unsplit_one(compar
     assert any("a later call gave another result when it was split" in line for line in lines), lines
 
 
+def test_calls_that_have_differed_stay_unsplit_whatever_a_check_of_another_size_says(compared):
+    options = Options(check_every=4, short_calls="split")
+    split, unsplit, lines = compared(models.surprised_at_two_sizes, options=options)
+    assert (split, unsplit) == (3, 3), lines
+
+
 def test_parts_are_split_once_a_later_call_has_differed(processes):
     serial, options = models.surprised(), Options(check_every=1, short_calls="split")
     ((results, split, _),) = processes.run(models.parts_on_workers, 1, 2, options, models.surprised)

@@ -9,7 +9,7 @@ import hashlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -25,13 +25,13 @@ from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, 
 from samestep.autopilot.script.call_account import is_user_code
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
-    ConcatenatedOutput,
     Gathering,
     ReducedOutput,
     SplitPlan,
     assign_side_outputs,
     batch_split,
     gatherings_for,
+    kind_of,
     outcome,
 )
 from samestep.autopilot.split.gradients import training_nothing
@@ -323,14 +323,14 @@ class SplitComparison:
         possible = list(gatherings_for(output, part, split))
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
-            possible = [gathering for gathering in possible if _kind(gathering) in map(_kind, allowed)]
+            possible = [gathering for gathering in possible if kind_of(gathering) in map(kind_of, allowed)]
         possible = self._on_all_ranks(
-            {repr((_kind(gathering), _form(gathering, part, split))): gathering for gathering in possible}
+            {repr((kind_of(gathering), _form(gathering, part, split))): gathering for gathering in possible}
         )
         right: list[tuple[Gathering, Tensor]] = []
         for gathering in possible:
             try:
-                together = gathering.gather(part, split)
+                together = gathering.gather(part, split, is_compared=True)
             except UsageError:  # on this rank alone, after the communication
                 together = None
             if self.agreed(together is not None and whole.are_close(together, output)):
@@ -398,13 +398,6 @@ def _with_draws(why: str, unknown: Collection[str]) -> str:
     if FUSED_ATTENTION in unknown:
         return FUSED_ATTENTION
     return f"{why} ({'; '.join(sorted(unknown))})" if unknown else why
-
-
-def _kind(gathering: Gathering) -> Any:
-    """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
-    return (
-        replace(gathering, order=(), expanded=()) if isinstance(gathering, ConcatenatedOutput) else gathering
-    )
 
 
 _DECIMALS = 9  # of elements per sample, which are quotients in double precision

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
+from typing import TypeAlias
 
 from samestep.autopilot.equivalence.split_comparison import SplitTrace
 from samestep.autopilot.split.call_arguments import CallArguments
@@ -93,6 +94,8 @@ class CheckTime:
 
 _MOST_SURPRISES = 8
 """The unlike calls after each of which the next is checked: a guess, as a table grows a few times."""
+NumberedPlan: TypeAlias = tuple[int, SplitPlan]
+"""A plan, and its number on all ranks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,9 +103,10 @@ class SignatureCalls:
     """The calls of one module and signature."""
 
     state: State = State.NEW
-    number: int = 0
-    """The number of the plan on all ranks."""
     plan: SplitPlan | None = None
+    """The plan of the last check; None while the calls are unsplit."""
+    plans: dict[Sizes, NumberedPlan] = field(default_factory=dict)
+    """The plan that the check of each size has found: one of equal sizes may be wrong for others."""
     why: str = ""
     """The reason why they are unsplit."""
     splits_parts: bool = False
@@ -112,6 +116,13 @@ class SignatureCalls:
     """The evidence of the last check."""
     checks: dict[Sizes | None, Checking] = field(default_factory=dict)
     """The checks that go on: of further sizes while calls are split, or else one of calls of any size."""
+    have_one_way: bool = True
+    """Whether all sizes with a plan are split in the same way, so that others may be without a check."""
+    is_refuted: bool = False
+    """Whether a split call gave another result than an unsplit one, which no check has seen or will see."""
+    _last: NumberedPlan | None = None
+    continued: int = 0
+    """The split calls that got slices of what a call before has left in the module."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
@@ -133,10 +144,21 @@ class SignatureCalls:
     def pass_check(self, checking: Checking, plan: SplitPlan, arguments: CallArguments, ranks: int) -> None:
         """Split the calls by a plan from now on; the last one of the check has these arguments."""
         self._end(checking)
-        self.state, self.number, self.plan, self.why = State.SPLIT, checking.number, plan, ""
+        self.state, self.plan, self.why = State.SPLIT, plan, ""
         if checking.sizes != sizes_of(arguments):
-            self.sizes = CheckedSizes()
+            self.forget_sizes()
             self.sizes.are_checked(arguments, arguments.total(plan.dims), ranks, plan.dims)
+        self.have_one_way &= all(plan.way() == known.way() for _, known in self.plans.values())
+        self._last = self.plans[sizes_of(arguments)] = checking.number, plan
+
+    def plan_of(self, arguments: CallArguments) -> NumberedPlan | None:
+        """Return the plan of a call: that of its size, or else the last one; None if it is unsplit."""
+        return None if self.plan is None else self.plans.get(sizes_of(arguments), self._last)
+
+    def forget_sizes(self) -> None:
+        """Check the next calls of all sizes."""
+        self.sizes, self.have_one_way = CheckedSizes(), True
+        self.plans.clear()
 
     def fail_check(self, checking: Checking, why: str, arguments: CallArguments, *, in_parts: bool) -> None:
         """Leave the calls unsplit from now on; the last one of the check has these arguments."""
@@ -147,7 +169,8 @@ class SignatureCalls:
     def forget(self) -> None:
         """Check the next call: the check of this one was not completed."""
         self.stay_unsplit("its check was not completed")
-        self.state, self.sizes = State.NEW, CheckedSizes()
+        self.state = State.NEW
+        self.forget_sizes()
 
     def check_again(self, why: str, *, in_parts: bool) -> None:
         """Check the next call: this one was unlike the checked one; after a few such, stay unsplit."""

@@ -17,7 +17,6 @@ from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import CallGraph, rows_of_inputs
 from samestep.autopilot.helpers.split_node import Attempt
 from samestep.autopilot.helpers.surroundings import Surroundings
-from samestep.autopilot.split.call_plans import SplitPlan
 from samestep.autopilot.split.guards import Reach
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import ModuleCall
@@ -119,13 +118,14 @@ class Exchange:
             self._slices.checks.pop(dropped_number, None)
         self._send(Check(released=released, declared=declared, begins=begins, dropped=dropped, **message))
 
-    def send_call(self, attempt: Attempt, number: int, plan: SplitPlan) -> int:
-        """Let the helpers begin a split call by the plan of a number; return the number of the call.
+    def send_call(self, attempt: Attempt) -> int:
+        """Let the helpers begin a split call; return the number of the call.
 
         Raises:
             MirrorError: the module or the arguments cannot be sent.
             PeerLost: a helper is lost.
         """
+        number, plan = attempt.plan
         if number not in self.plans:
             self._ask(NewPlan(number=number, plan=plan))
             self.plans.add(number)

@@ -39,8 +39,14 @@ from samestep.autopilot.script.call_account import FEWER, Account, called_in_par
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules
 from samestep.autopilot.split.call_arguments import CallArguments, declared_dims
-from samestep.autopilot.split.call_plans import SplitPlan, assign_side_outputs, can_continue, outcome
-from samestep.autopilot.split.call_signatures import CallSignatures, CheckedSizes, Signature
+from samestep.autopilot.split.call_plans import (
+    SplitPlan,
+    assign_side_outputs,
+    can_continue,
+    continues,
+    outcome,
+)
+from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
@@ -197,11 +203,13 @@ class MainCalls:
 
     def _is_checked(self, calls: SignatureCalls, arguments: CallArguments) -> bool:
         """Return whether a call begins a check, or continues one."""
+        if calls.is_refuted:
+            return False
         if (checking := calls.check_of(arguments)) is not None:
             return self._continues(checking, arguments)
         dims = {} if calls.plan is None else calls.plan.dims
         total = None if calls.plan is None else arguments.total(dims) or 0
-        return calls.sizes.are_checked(arguments, total, self._size, dims)
+        return calls.sizes.are_checked(arguments, total, self._size, dims, have_one_way=calls.have_one_way)
 
     def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether samples of a split call are compared with those of an unsplit one."""
@@ -257,7 +265,7 @@ class MainCalls:
         if not are_new:
             return False
         of_module[without] = calls
-        calls.sizes = CheckedSizes()  # the next call may do something else, and is checked too
+        calls.forget_sizes()  # the next call may do something else, and is checked too
         return True
 
     def _obstacle(self, call: ModuleCall) -> Obstacle | None:
@@ -362,8 +370,9 @@ class MainCalls:
     def _by_plan(
         self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
     ) -> Any:
-        module, arguments, plan = call.module, call.arguments, calls.plan
-        assert plan is not None
+        module, arguments, numbered = call.module, call.arguments, calls.plan_of(call.arguments)
+        assert numbered is not None
+        _, plan = numbered
         total, size = arguments.total(plan.dims), self._size
         if total is None or total < size:
             return self._unsplit(call, FEWER)
@@ -373,18 +382,19 @@ class MainCalls:
         _, left = outcome(module, None, {*carried, *plan.sides})
         changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
         saved, held = SavedState(module) if carried or changes else None, HeldTensors(module)
-        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved)
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
-        if is_compared:
+        if is_compared or self._is_first_to_continue(calls, module, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
-            result = self._attempted(attempt, calls, plan)
+            result = self._attempted(attempt)
         kept = held.kept(module, (*plan.sides, *carried)) if isinstance(result, CallResult) else None
         result = result if kept is None else KEEPS_OTHER
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
             difference = comparison.difference(result.outputs, plan)
+            calls.is_refuted |= bool(difference)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
             self._undo(attempt, held)
@@ -411,6 +421,15 @@ class MainCalls:
         decide = calls.check_again if why == KEEPS_OTHER else calls.stay_unsplit
         decide(why, in_parts=may_call_parts(module))
 
+    def _is_first_to_continue(
+        self, calls: SignatureCalls, module: nn.Module, plan: SplitPlan, total: int
+    ) -> bool:
+        """Return whether a call is compared as it gets slices of a state: the first, and ever fewer later."""
+        if self._options.check_every == 0 or not plan.sides or not continues(module, plan, total):
+            return False
+        calls.continued += 1
+        return calls.continued.bit_count() == 1
+
     def _undo(self, attempt: Attempt, held: HeldTensors) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
@@ -418,15 +437,15 @@ class MainCalls:
         (held if attempt.saved is None else attempt.saved).restore()
         attempt.streams.restore()
 
-    def _attempted(self, attempt: Attempt, calls: SignatureCalls, plan: SplitPlan) -> CallResult | str:
+    def _attempted(self, attempt: Attempt) -> CallResult | str:
         """Return the results of a split call, or why there are none.
 
         Raises:
             Exception: what a handler of a signal has raised meanwhile.
         """
-        call = attempt.call
+        call, (_, plan) = attempt.call, attempt.plan
         try:
-            attempt.number = self.exchange.send_call(attempt, calls.number, plan)
+            attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]
         except PeerLost as error:
             self.exchange.restart(error)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from samestep.autopilot.helpers.call_states import SignatureCalls
+from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
 from samestep.autopilot.helpers.mirrors import MirroredModule
 from samestep.autopilot.helpers.shared_storage import memory_of
 from samestep.autopilot.helpers.slices import CallResult
@@ -167,6 +167,7 @@ class Attempt:
     """The objects that the module reaches before the call."""
     saved: SavedState | None
     """The module before the call; None if calls change no more than batch norm does."""
+    plan: NumberedPlan
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
@@ -245,7 +246,7 @@ class NodeCall:
         self, calls: "MainCalls", attempt: Attempt, signature: SignatureCalls, result: CallResult
     ) -> None:
         assert result.graph is not None
-        self._calls, self._signature, self._plan = calls, signature, signature.plan
+        self._calls, self._signature, (_, self._plan) = calls, signature, attempt.plan
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
         self.sources: Sequence[Tensor] = result.sources
@@ -342,7 +343,6 @@ class NodeCall:
         """Return the outputs of the node, each once, with a graph of the whole call on this rank."""
         attempt, device = self._attempt, self._calls.device
         assert attempt is not None
-        assert self._plan is not None
         call, module = attempt.call, attempt.call.module
         saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
         inside = is_inside.set(True)

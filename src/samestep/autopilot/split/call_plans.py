@@ -6,7 +6,7 @@ gathered after a call, like its outputs, and sliced before the next call, which 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -52,14 +52,18 @@ _NOT_PROPORTIONAL = (
     "worker. Return them one by one, or keep the model's calls unsplit: "
     "samestep.batch_dim(model, dim=None)."
 )
+_NEGLIGIBLE = 1e-6
+"""The part of the divisor of a mean that is no weight, such as the 1e-8 in `mask.sum() + 1e-8`: a guess."""
 _UNKNOWN = (
-    "the factor or divisor of a model's loss is NaN on some workers and a number on others, so the weight of "
-    "a slice's loss is unknown. Return scores from forward and compute the loss outside, or keep the model's "
-    "calls unsplit: samestep.batch_dim(model, dim=None)."
+    "the factor or divisor of a model's loss is NaN on some workers and a number on others, or divides a sum "
+    "of 0 on some only, so the weight of a slice's loss is unknown. Return scores from forward and compute "
+    "the loss outside, or keep the model's calls unsplit: samestep.batch_dim(model, dim=None)."
 )
 
 
-def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading: Reading) -> Tensor:
+def mean_over_ranks(
+    part: Tensor, reduction: Reduction, world: World, *, reading: Reading, is_compared: bool = False
+) -> Tensor:
     """Return the mean of the whole batch, given the mean of a slice and how that was reduced.
 
     With the weight w of each rank's mean m, the divisor of its sum::
@@ -75,6 +79,10 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
     NaN, such as the reciprocal of a factor 0 / 0, is left out if the factor of another slice is 0. Beside
     other weights it is refused. If it is NaN on all ranks, the mean is NaN, as on one worker.
 
+    A slice whose samples are all left out by a mask has the sum 0, and its divisor may be kept from being 0,
+    as by `mask.sum().clamp(min=1)`. That is no weight: such a mean is refused beside others, unless its
+    divisor hardly counts.
+
     The host waits for the device only if the weight can be unknown, or if there are several means. One
     all-reduce carries the values and the weights of all ranks.
 
@@ -83,6 +91,7 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
         reduction: how `part` was reduced.
         world: the ranks that have the slices.
         reading: the assumptions under which `reduction` was read.
+        is_compared: whether the result is compared with that of one worker, and so no sum of 0 is refused.
 
     Raises:
         UsageError: losses are means over numbers of elements that are not proportional, or the weight of a
@@ -92,20 +101,24 @@ def mean_over_ranks(part: Tensor, reduction: Reduction, world: World, *, reading
         values = torch.view_as_real(part) if part.is_complex() else part
         flat = values.detach().reshape(-1).to(torch.float64)
         weighted = _weighted(flat, reduction.weight)
-        message = [weighted.values, weighted.weight[None], weighted.is_unknown[None]]
+        of_nothing = weighted.weight.abs() * (flat == 0).all()
+        message = [weighted.values, weighted.weight[None], weighted.is_unknown[None], of_nothing[None]]
         if reduction.further:
             message.append(_table(weighted.weight, reduction.further, world))
         together = torch.cat(message)
         world.all_reduce(together)
-        total, unknown = together[len(flat)], together[len(flat) + 1]
+        total, unknown, of_nothing = together[len(flat) : len(flat) + 3]
         mean = (together[: len(flat)] / total).view(values.shape).to(values.dtype)
         mean = torch.view_as_complex(mean) if part.is_complex() else mean
     if (
         weighted.is_ignored is not None
     ):  # else each call would copy a flag that numbers of elements cannot set
-        raise_now((unknown > 0) & (unknown < world.place.size) & (total.abs() < _LARGEST), _UNKNOWN)
+        is_refused = (unknown > 0) & (unknown < world.place.size) & (total.abs() < _LARGEST)
+        if reduction.source == "divided" and not is_compared:
+            is_refused |= (of_nothing > _NEGLIGIBLE * total.abs()) & (mean != 0).any()
+        raise_now(is_refused, _UNKNOWN)
     if reduction.further:
-        table = together[len(flat) + 2 :].view(world.place.size, -1)
+        table = together[len(flat) + 3 :].view(world.place.size, -1)
         raise_now(_are_not_proportional(table), _NOT_PROPORTIONAL)
     if not (part.requires_grad and torch.is_grad_enabled()):
         return mean.clone()  # no view, which a script may not write to
@@ -209,7 +222,7 @@ _DEPENDS = (
 class ReplicatedOutput:
     """An output that does not depend on the samples, and is equal on all ranks."""
 
-    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+    def gather(self, part: Tensor, split: BatchSplit, *, is_compared: bool = False) -> Tensor:  # noqa: ARG002
         """Return the output of this rank.
 
         An output that is the same for all samples of one batch may differ in another, for instance where
@@ -258,7 +271,7 @@ class ConcatenatedOutput:
     inner: bool = False
     expanded: tuple[int, ...] = ()
 
-    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
+    def gather(self, part: Tensor, split: BatchSplit, *, is_compared: bool = False) -> Tensor:  # noqa: ARG002
         """Return the gathered rows of all samples."""
         sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
         for dim in self.expanded:
@@ -280,8 +293,8 @@ class ReducedOutput:
 
     reading: Reading
 
-    def gather(self, part: Tensor, split: BatchSplit) -> Tensor:
-        """Return the sum or the mean over all samples.
+    def gather(self, part: Tensor, split: BatchSplit, *, is_compared: bool = False) -> Tensor:
+        """Return the sum or the mean over all samples; a check has it `is_compared` with the unsplit one.
 
         Raises:
             UsageError: it is not computed in the same way as in the equivalence check.
@@ -295,10 +308,17 @@ class ReducedOutput:
             )
         if reduction.kind == "sum":
             return split.summed(part)
-        return mean_over_ranks(part, reduction, split.world, reading=self.reading)
+        return mean_over_ranks(part, reduction, split.world, reading=self.reading, is_compared=is_compared)
 
 
 Gathering: TypeAlias = ReplicatedOutput | ConcatenatedOutput | ReducedOutput
+
+
+def kind_of(gathering: Gathering) -> Gathering:
+    """Return a way to gather outputs, without the fields that depend on a batch's layout in memory."""
+    return (
+        replace(gathering, order=(), expanded=()) if isinstance(gathering, ConcatenatedOutput) else gathering
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -320,6 +340,13 @@ class SplitPlan:
     """Whether an output or side output shares memory with another one, an argument or the module."""
     rewrites: bool = False
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
+
+    def way(self) -> tuple[Any, ...]:
+        """Return what plans have in common that split calls in the same way."""
+        gatherings = {path: kind_of(gathering) for path, gathering in self.gatherings.items()}
+        draws = None if self.draws is None else self.draws.kinds()
+        flags = self.watches_reductions, self.has_views, self.rewrites
+        return dict(self.dims), gatherings, set(self.sides), draws, flags
 
 
 def batch_split(world: World, dims: Dims, total: int) -> BatchSplit:
@@ -408,15 +435,32 @@ def slice_side_outputs(
     """Replace the side outputs of an earlier call by this rank's slices."""
 
     def sliced(path: Path, tensor: Tensor) -> Tensor:
-        gathering = gatherings.get(path)
-        if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
-            return tensor
-        every, rest = divmod(tensor.size(gathering.dim), split.total)
-        return tensor if rest or not every else split.sliced(tensor, gathering.dim, every=every)
+        dim, every = _rows_of_state(tensor, gatherings.get(path), split.total)
+        return split.sliced(tensor, dim, every=every) if every else tensor
 
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), sliced)
     assign_side_outputs(module, own_left)
+
+
+def _rows_of_state(tensor: Tensor, gathering: Gathering | None, total: int) -> tuple[int, int]:
+    """Return the dimension in which a side output is sliced, and its rows for each sample; 0 for none."""
+    if not isinstance(gathering, ConcatenatedOutput) or gathering.inner or tensor.dim() <= gathering.dim:
+        return 0, 0
+    every, rest = divmod(tensor.size(gathering.dim), total)
+    return gathering.dim, 0 if rest else every
+
+
+def continues(module: nn.Module, plan: SplitPlan, total: int) -> bool:
+    """Return whether a call of `total` samples gets slices of what the module holds: of its side outputs.
+
+    An equivalence check has not sliced them: it does not know them before a call, and its batches have other
+    sizes.
+    """
+    _, left = outcome(module, None, plan.sides)
+    return any(
+        _rows_of_state(tensor, plan.gatherings.get(path), total)[1] for path, tensor in leaves((None, left))
+    )
 
 
 def can_continue(

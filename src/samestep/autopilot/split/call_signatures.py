@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.split.call_arguments import CallArguments, Dims, unequal_sizes
+from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list, unequal_sizes
 from samestep.autopilot.split.guards import (
     Attributes,
     changed,
@@ -30,6 +30,7 @@ from samestep.autopilot.split.guards import (
 )
 from samestep.autopilot.state.reachable_state import constants_of
 from samestep.hooks.object_graph import Key
+from samestep.hooks.tensor_tree import Path
 
 Interval: TypeAlias = Any
 """The interval of a number, or what stands for it where a value is no number."""
@@ -205,13 +206,26 @@ class CheckedSizes:
         self._failed: dict[Any, str] = {}
         """The reason of each size that has failed."""
         self._has_single = False  # whether a size with a slice of one sample has been checked
+        self._largest = 0  # the largest number of samples of a call that has been checked
+        self._single: set[frozenset[Any]] = set()
+        """The dimensions of size 1 in the calls so far: the order of rows and samples does not show there."""
         self._unequal: set[Any] = set()
         """The sizes that differed between slices of lists in the calls so far; see `unequal_sizes`."""
 
     def are_checked(
-        self, arguments: CallArguments, total: int | None, ranks: int, dims: Dims = MappingProxyType({})
+        self,
+        arguments: CallArguments,
+        total: int | None,
+        ranks: int,
+        dims: Dims = MappingProxyType({}),
+        *,
+        have_one_way: bool = True,
     ) -> bool:
-        """Return whether a call is checked: one of a new size."""
+        """Return whether a call is checked: one of a new size.
+
+        Each is if the sizes so far do not have one way to be split, as an output whose rows vary faster than
+        the samples: with a single row the order does not show.
+        """
         sizes = sizes_of(arguments)
         if sizes in self._known:
             return False
@@ -225,10 +239,20 @@ class CheckedSizes:
         unequal = unequal_sizes(arguments.both, dims, ranks)
         is_first_unequal = not unequal <= self._unequal
         self._unequal |= unequal
-        is_first = is_first_single or is_first_unequal
+        single = _single_dims(arguments, dims)
+        is_much_larger = (total or 0) >= 2 * self._largest  # it may exceed a limit, as of a clamp
+        is_first = is_first_single or is_first_unequal or single not in self._single or is_much_larger
+        self._single.add(single)
         count = len(self._known) + 1
-        checked = total is None or is_first or count <= MOST_SPLIT_SIZES or count.bit_count() == 1
+        checked = (
+            total is None
+            or is_first
+            or not have_one_way
+            or count <= MOST_SPLIT_SIZES
+            or count.bit_count() == 1
+        )
         self._known[sizes] = checked
+        self._largest = max(self._largest, total or 0) if checked else self._largest
         return checked
 
     def fail(self, sizes: Sizes, why: str) -> None:
@@ -243,6 +267,17 @@ class CheckedSizes:
         """Return why a call stays unsplit: the reason of its size, of its signature, or of a later size."""
         why = self._failed.get(sizes_of(arguments), "")
         return why or of_signature or next(reversed(self._failed.values()), "")
+
+
+def _single_dims(arguments: CallArguments, dims: Dims) -> frozenset[tuple[Path, int]]:
+    """Return the dimensions of size 1, without those of lists of samples, where each has its own."""
+    return frozenset(
+        (path, dim)
+        for path, tensor in arguments.tensors()
+        if depth_of_list(path, dims) is None
+        for dim, size in enumerate(tensor.shape)
+        if size == 1
+    )
 
 
 def sizes_of(arguments: CallArguments) -> Sizes:

@@ -467,7 +467,7 @@ def observer() -> str | None:
         return "a hook on all modules would get slices"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # noqa: SLF001
         return "hooks on saved tensors are disabled, and a split call needs one"
-    if parametrize._cache_enabled:  # noqa: SLF001 - no public spelling
+    if parametrize._cache_enabled and torch.is_grad_enabled():  # noqa: SLF001 - no public spelling
         return "parametrize.cached() keeps computed weights for further calls, with the graph of one"
     if _has_hooks_on_saved_tensors():
         return "a hook on saved tensors would get slices"

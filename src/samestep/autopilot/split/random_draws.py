@@ -11,7 +11,7 @@ A draw without a sample dimension, such as noise on weights, is not changed: it 
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -95,6 +95,10 @@ class DrawPlan:
         fitting = [plan for plan in self.draws if plan.fits(draw, shape, samples, packings)]
         agree = len({(plan.dim, plan.record.order, plan.packings) for plan in fitting}) == 1
         return fitting[0] if agree else None
+
+    def kinds(self) -> tuple[bool, Set[Any]]:
+        """Return what calls of all sizes have in common if they are split in the same way."""
+        return self.inner, {(plan.record.draw, plan.dim, plan.packings) for plan in self.draws}
 
     def at(self, number: int, draw: DrawType) -> PlannedDraw | None:
         """Return the planned draw `number`, if it is of this type; its other sizes may differ."""

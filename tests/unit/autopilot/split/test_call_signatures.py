@@ -141,6 +141,30 @@ def test_the_first_size_with_a_slice_of_one_sample_is_checked_however_late():
     assert not sizes.are_checked(of(2), 2, 2)
 
 
+def test_the_first_size_with_another_dimension_of_size_one_is_checked_however_late():
+    sizes = CheckedSizes()
+
+    def is_checked(length, count):
+        return sizes.are_checked(CallArguments((torch.ones(length, count, 3),)), count, 2, {(0, 0): 1})
+
+    assert [is_checked(1, count) for count in range(10, 15)] == [True] * MOST_SPLIT_SIZES + [False]
+    assert [is_checked(length, 10) for length in (2, 3)] == [True, False]
+
+
+def test_a_size_twice_the_largest_that_was_checked_is_checked_however_late():
+    sizes = CheckedSizes()
+    for count in range(10, 15):
+        sizes.are_checked(of(count), count, 2)
+
+    assert [sizes.are_checked(of(count), count, 2) for count in (25, 26)] == [False, True]
+
+
+def test_every_size_is_checked_if_the_sizes_before_have_several_ways():
+    sizes = CheckedSizes()
+
+    assert all(sizes.are_checked(of(count), count, 2, have_one_way=False) for count in range(10, 20))
+
+
 def test_a_size_that_failed_stays_unsplit_after_another_has_passed():
     sizes = CheckedSizes()
     sizes.are_checked(of(5), None, 3)
