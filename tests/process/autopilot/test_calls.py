@@ -798,7 +798,7 @@ def mask_a_slice_at_third(model, number):
     return model(drawn(7, 5, seed=number), y)
 
 
-def test_a_slice_whose_samples_a_mask_leaves_out_has_no_weight_by_a_clamp(trained):
+def test_a_slice_of_masked_samples_only_has_no_weight_by_a_clamp(trained):
     split, unsplit, _ = trained(MaskedByLabel, mask_a_slice_at_third)
     assert (split, unsplit) == (2, 2)
 
