@@ -107,7 +107,7 @@ def test_a_sample_check_replaces_a_result_that_differs_by_the_unsplit_one(compar
     assert any("a later call gave another result when it was split" in line for line in lines), lines
 
 
-def test_calls_that_have_differed_stay_unsplit_whatever_a_check_of_another_size_says(compared):
+def test_calls_that_have_differed_stay_unsplit_after_a_check_of_another_size(compared):
     options = Options(check_every=4, short_calls="split")
     split, unsplit, lines = compared(models.surprised_at_two_sizes, options=options)
     assert (split, unsplit) == (3, 3), lines
