@@ -138,7 +138,7 @@ class ProcessGroupWorld(DerivedWorld):
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the back end can send to one rank: Gloo needs one on the host."""
-        return tensor if self._waits is None or tensor.is_cpu else tensor.to("cpu", copy=True)
+        return tensor if self._waits is None or _is_on_host(tensor) else tensor.to("cpu", copy=True)
 
     def exchange(
         self, send: Tensor | None, receive: Tensor | None, *, dst: int | None = None, src: int | None = None
@@ -154,7 +154,7 @@ class ProcessGroupWorld(DerivedWorld):
         try:
             if receive is not None and src is not None:
                 buffer = self._sendable(_plain(receive))
-                copies = [] if receive.is_cpu else [(receive, buffer)]
+                copies = [] if _is_on_host(receive) else [(receive, buffer)]
                 works.append((group.recv([buffer], src, 0), src))
             if send is not None and dst is not None:
                 peer = dst
@@ -279,6 +279,10 @@ class ProcessGroupWorld(DerivedWorld):
             self._connections.pop().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.is_cpu
 
 
 def let_groups_end() -> None:
