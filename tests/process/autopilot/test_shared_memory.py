@@ -256,6 +256,20 @@ class BalancesSigns(nn.Module):
         return scores.square().mean()
 
 
+class FollowsLargest(nn.Module):
+    """Replaces a buffer by the largest score, once that exceeds what the buffer falls to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.tensor(50.0))
+
+    def forward(self, x):
+        scores = 3 * torch.tanh(self.layer(x))
+        self.largest = torch.maximum(self.largest * 0.8, scores.detach().abs().max())
+        return (scores / self.largest).square().mean()
+
+
 def losses_of(make):
     torch.manual_seed(3)
     model, losses = make().double(), []
@@ -269,6 +283,6 @@ def losses_of(make):
     return losses
 
 
-@pytest.mark.parametrize("make", [FollowsItsHead, BalancesSigns, partial(BalancesSigns, 5)])
+@pytest.mark.parametrize("make", [FollowsItsHead, BalancesSigns, partial(BalancesSigns, 5), FollowsLargest])
 def test_writes_of_slices_into_buffers_and_weights_give_the_serial_result(compared, make):
     compared(losses_of, make)

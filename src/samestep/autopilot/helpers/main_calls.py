@@ -415,7 +415,7 @@ class MainCalls:
         """Return what a split call has done that the checked ones had not; empty if it was as they were."""
         assert attempt.mirror is not None
         _, plan = attempt.plan
-        if held.kept(attempt.call.module, expected) is not None:
+        if held.kept(attempt.call.module, expected, replaces_buffers=plan.rewrites) is not None:
             return KEEPS_OTHER
         return WRITES_OTHER if not plan.rewrites and attempt.mirror.is_rewritten() else ""
 

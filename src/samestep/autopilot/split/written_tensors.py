@@ -8,8 +8,8 @@ it may have been so by chance::
 Where ranks have written different values, the call is computed unsplit.
 """
 
-from collections.abc import Iterator, Set
-from operator import itemgetter
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,9 @@ class WrittenTensors:
     """The tensors of a module that a call writes to, if `plan` is that of such calls; else none."""
 
     def __init__(self, module: nn.Module, plan: SplitPlan) -> None:
-        tensors = _tensors(module, {*plan.sides}) if plan.rewrites else ()
-        self._before = [(tensor, version_of(tensor), tensor.numel() <= _SMALL) for tensor in tensors]
+        places = sorted({*_places(module)} - {*plan.sides}) if plan.rewrites else []
+        self._owners = [(module_parts.submodule(module, name), key) for name, key in places]
+        self._before = [_state(getattr(owner, key, None)) for owner, key in self._owners]
 
     def agree(self, split: BatchSplit) -> None:
         """Raise if the ranks have not written the same.
@@ -42,28 +43,33 @@ class WrittenTensors:
         Raises:
             UsageError: they have written different values.
         """
-        written = [
-            digest_of(tensor) if is_small or version_of(tensor) != version else None
-            for tensor, version, is_small in self._before
-        ]
+        written = [self._written(place) for place in range(len(self._owners))]
         if not written:
             return
-        zero = torch.zeros((), dtype=torch.float64, device="cpu")
-        sums = torch.stack([zero if pair is None else pair[0].cpu() for pair in written])
-        sizes = torch.stack([zero if pair is None else pair[1].cpu() for pair in written])
+        sums, sizes = torch.stack(written).unbind(1)
         message = torch.stack([sums, -sums, sizes])
         split.world.all_reduce(message, op="max")
         largest, negative_least, sizes = message.unbind()
         raise_now((largest + negative_least > _EQUAL * sizes).any(), OTHER_THAN_SLICES)
 
+    def _written(self, place: int) -> Tensor:
+        """Return what a tensor is compared by: two zeros if the call has not written to it."""
+        owner, key = self._owners[place]
+        tensor = getattr(owner, key, None)
+        is_same = _state(tensor) == self._before[place]
+        if not isinstance(tensor, Tensor) or (is_same and tensor.numel() > _SMALL):
+            return torch.zeros(2, dtype=torch.float64, device="cpu")
+        return torch.stack(digest_of(tensor)).cpu()
 
-def _tensors(module: nn.Module, sides: Set[SideOutput]) -> Iterator[Tensor]:
-    """Yield the buffers of a module, and the tensors in its attributes, in an order that all ranks have."""
-    # The statistics of batch norm are those of all slices.
-    parts = [part for part in module_parts.modules(module) if not isinstance(part, _NormBase)]
-    for part in parts:
-        buffers = sorted(part.named_buffers(recurse=False), key=itemgetter(0))
-        yield from (buffer for _, buffer in buffers)
-    attributes = [(name, key) for name, key, value in own_attributes(module) if isinstance(value, Tensor)]
-    for name, key in sorted({*attributes} - sides):
-        yield getattr(module_parts.submodule(module, name), key)
+
+def _state(tensor: Any) -> tuple[int, int | None] | None:
+    """Return what changes with a tensor that a call replaces, or writes to."""
+    return (id(tensor), version_of(tensor)) if isinstance(tensor, Tensor) else None
+
+
+def _places(module: nn.Module) -> Iterator[SideOutput]:
+    """Yield the buffers of a module, and the attributes that hold a tensor."""
+    for name, part in module_parts.named_modules(module):
+        if not isinstance(part, _NormBase):  # whose statistics are those of all slices
+            yield from ((name, key) for key, _ in part.named_buffers(recurse=False))
+    yield from ((name, key) for name, key, value in own_attributes(module) if isinstance(value, Tensor))
