@@ -1,5 +1,7 @@
 """Writes to results of split calls are seen where `python` shows them: results may share memory."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -217,3 +219,70 @@ def test_a_result_that_is_a_view_of_a_part_of_a_tensor_begins_in_that_part(compa
     """Only this finds a batch whose first element is not the first in its memory."""
     split, unsplit, _ = compared(written_in_the_second_half_of_a_tensor)
     assert (split, unsplit) == (3, 0)
+
+
+class FollowsItsHead(nn.Module):
+    """Has a teacher in a list, which is not registered, and averages its head into it in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.teacher = nn.Linear(4, 3), [nn.Linear(4, 3, dtype=torch.float64)]
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.teacher[0](x)
+            both = zip(self.teacher[0].parameters(), self.head.parameters(), strict=True)
+            for average, weight in both:
+                average.mul_(0.9).add_(weight, alpha=0.1)
+        return (self.head(x) - target).square().mean()
+
+
+class BalancesSigns(nn.Module):
+    """Moves a buffer by signs, which are those of each slice in most batches; from a call on, if it waits."""
+
+    def __init__(self, waits=0):
+        super().__init__()
+        self.layer, self.calls, self.waits = nn.Linear(4, 3), 0, waits
+        self.layer.weight.data *= 1e-3
+        self.layer.bias.data = torch.tensor([4.0, -1.0, -4.0])
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x):
+        scores = self.layer(x) + self.shift
+        self.calls += 1
+        if self.calls > self.waits:
+            load = scores.detach().sigmoid().sum(0)
+            self.shift += 0.3 * torch.sign(load.mean() - load)
+        return scores.square().mean()
+
+
+class FollowsLargest(nn.Module):
+    """Replaces a buffer by the largest score, once that exceeds what the buffer falls to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.tensor(50.0))
+
+    def forward(self, x):
+        scores = 3 * torch.tanh(self.layer(x))
+        self.largest = torch.maximum(self.largest * 0.8, scores.detach().abs().max())
+        return (scores / self.largest).square().mean()
+
+
+def losses_of(make):
+    torch.manual_seed(3)
+    model, losses = make().double(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        loss = model(torch.randn(12, 4, dtype=torch.float64))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("make", [FollowsItsHead, BalancesSigns, partial(BalancesSigns, 5), FollowsLargest])
+def test_writes_of_slices_into_buffers_and_weights_give_the_serial_result(compared, make):
+    compared(losses_of, make)

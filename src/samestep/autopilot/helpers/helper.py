@@ -185,16 +185,22 @@ class Helper:
                 for number in message.dropped:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
-                    arguments = self._copied_arguments(message)
-                    self.slices.check(
-                        *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
-                        begins=message.begins,
-                    )
+                    self._check(message, mirror)
         except PeerLost:
             raise
         except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split
             error = f"{type(raised).__name__}: {raised}"
         self.line.answer(error)
+
+    def _check(self, message: Check, mirror: Mirror) -> None:
+        arguments = self._copied_arguments(message)
+        try:
+            self.slices.check(
+                *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
+                begins=message.begins,
+            )
+        finally:
+            self.weights.forget_writes()  # those of a forward that averages its weights into a teacher's
 
     def _copied_arguments(self, message: Check) -> CallArguments:
         """Return the arguments of a call; if they cannot be made, its check fails on all ranks."""

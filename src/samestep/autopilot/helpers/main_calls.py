@@ -62,7 +62,7 @@ from samestep.autopilot.split_calls import (
     is_recomputed,
     may_call_parts,
 )
-from samestep.autopilot.state.saved_state import HeldTensors, SavedState, carried_by
+from samestep.autopilot.state.saved_state import HeldTensors, SavedState, SideOutput, carried_by
 from samestep.base.errors import DeviceFailed, PeerLost
 from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
@@ -76,6 +76,7 @@ DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
+WRITES_OTHER = "it writes to tensors to which the checked calls did not write"
 
 
 CallState: TypeAlias = tuple[Reach, Attributes, Signature]
@@ -389,8 +390,8 @@ class MainCalls:
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
             result = self._attempted(attempt)
-        kept = held.kept(module, (*plan.sides, *carried)) if isinstance(result, CallResult) else None
-        result = result if kept is None else KEEPS_OTHER
+        if isinstance(result, CallResult):
+            result = self._surprise(attempt, held, (*plan.sides, *carried)) or result
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
             difference = comparison.difference(result.outputs, plan)
@@ -410,6 +411,14 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
+    def _surprise(self, attempt: Attempt, held: HeldTensors, expected: Sequence[SideOutput]) -> str:
+        """Return what a split call has done that the checked ones had not; empty if it was as they were."""
+        assert attempt.mirror is not None
+        _, plan = attempt.plan
+        if held.kept(attempt.call.module, expected, replaces_buffers=plan.rewrites) is not None:
+            return KEEPS_OTHER
+        return WRITES_OTHER if not plan.rewrites and attempt.mirror.is_rewritten() else ""
+
     def _note_failure(self, attempt: Attempt, calls: SignatureCalls, why: str) -> None:
         """Decide about the next calls after one that was split in vain."""
         if why == LOST:
@@ -418,7 +427,7 @@ class MainCalls:
         module = attempt.call.module
         self.exchange.release(attempt.number)
         self.exchange.mirrored.pop(module, None)
-        decide = calls.check_again if why == KEEPS_OTHER else calls.stay_unsplit
+        decide = calls.check_again if why in (KEEPS_OTHER, WRITES_OTHER) else calls.stay_unsplit
         decide(why, in_parts=may_call_parts(module))
 
     def _is_first_to_continue(
@@ -447,6 +456,7 @@ class MainCalls:
         try:
             attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]
+            attempt.mirror.begin_call()
         except PeerLost as error:
             self.exchange.restart(error)
             return LOST

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from samestep.autopilot.helpers.pickling import (
     classes_of_their_own,
@@ -329,10 +330,14 @@ class MirroredModule:
     """The memory of the tensors that are shared."""
     versions: list[Any] = field(default_factory=list)
     """The place in memory and the version of each tensor that is shared, after the last call."""
+    uncounted: frozenset[int] = frozenset()
+    """The ids of the tensors whose writes are those of batch norm, which the ranks agree about."""
     unshared: Groups = field(init=False)
     """The tensors that are not shared."""
     values: dict[Kind, Tensor] = field(default_factory=dict)
     """Their bytes after the last call."""
+    writes: list[int | None] = field(default_factory=list)
+    """Their versions when a call last began."""
     is_written: set[int] = field(default_factory=set)
     """The shared tensors that a call has written to."""
     large: frozenset[int] = frozenset()
@@ -401,6 +406,22 @@ class MirroredModule:
         for place, (tensor, version) in enumerate(zip(self.tensors, self.versions, strict=True)):
             if version is not None and not tensor.requires_grad and version != self._version(tensor):
                 self.is_written.add(place)
+
+    def begin_call(self) -> None:
+        """Note how often the tensors that are not shared have been written to."""
+        self.writes = self._writes()
+
+    def is_rewritten(self) -> bool:
+        """Return whether the call has written to one of them, beside those of batch norm."""
+        return self.writes != self._writes()
+
+    def _writes(self) -> list[int | None]:
+        both = zip(self.tensors, self.is_shared, strict=True)
+        return [
+            version_of(tensor)
+            for tensor, is_shared in both
+            if not is_shared and id(tensor) not in self.uncounted
+        ]
 
     def written(self) -> dict[Kind, Tensor]:
         """Return the bytes of the tensors of each kind that are not shared, if any of them has changed.
@@ -521,14 +542,16 @@ class Mirrors:
             raise MirrorError(f"it cannot be sent to helpers ({type(error).__name__}: {why})") from None
         if before is not None:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}
-        known, described = self._shared(tensors, rewrites=rewrites)
+        norms = (part for part in module_parts.modules(module) if isinstance(part, _NormBase))
+        of_norms = frozenset(id(buffer) for norm in norms for buffer in norm.buffers(recurse=False))
+        known, described = self._shared(tensors, of_norms, rewrites=rewrites)
         known.record(state)
         replaces = None if before is None else before.number
         files = files_of_script()
         return known, MirrorMessage(known.number, content, described, env.snapshot(), files, replaces)
 
     def _shared(
-        self, tensors: list[Tensor], *, rewrites: bool | None
+        self, tensors: list[Tensor], uncounted: frozenset[int], *, rewrites: bool | None
     ) -> tuple[MirroredModule, list[TensorState]]:
         """Share the tensors of a new mirror, as far as it can be done, and describe all of them."""
         if rewrites:
@@ -545,6 +568,7 @@ class Mirrors:
         flags = [tensor.requires_grad for tensor in tensors]
         known = MirroredModule(self._count, tensors, is_shared, self._weights, requires_grad=flags)
         known.large, known.shares_large = large, rewrites is False
+        known.uncounted = uncounted
         return known, [_described(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
 
     def _place_of(self, tensor: Tensor, unshared: AbstractSet[int]) -> SharedTensor | None:
@@ -606,6 +630,7 @@ class MappedWeights:
 
     def mirror(self, message: MirrorMessage) -> Mirror:
         """Return the mirror of a message."""
+        self.forget_writes()
         env.export(message.environment)
         known_files.update(message.files)
         tensors = [self._tensor(state) for state in message.tensors]
@@ -616,6 +641,14 @@ class MappedWeights:
         states = zip(tensors, message.tensors, strict=True)
         unshared = Groups(tensor for tensor, state in states if not isinstance(state.value, SharedTensor))
         return Mirror(module, tensors, unshared)
+
+    def forget_writes(self) -> None:
+        """See the weights as the main rank has them again, also where a call here has written to them.
+
+        What is written here goes to this process's copy of a page, which has other weights, too.
+        """
+        for memory in [*self._files.values()]:
+            memory.madvise(mmap.MADV_DONTNEED)
 
     def _tensor(self, state: TensorState) -> Tensor:
         value = state.value

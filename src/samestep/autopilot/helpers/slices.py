@@ -32,6 +32,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.slice_context import OtherRankFailedError
+from samestep.autopilot.split.written_tensors import WrittenTensors
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
 from samestep.base.errors import PeerLost, UsageError
@@ -278,7 +279,9 @@ class RankSlices:
         """Return the outputs of this rank's slice."""
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
+        written = WrittenTensors(module, plan)
         outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
+        written.agree(split)
         check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
         return outputs
 

@@ -231,7 +231,7 @@ class ReplicatedOutput:
         Raises:
             UsageError: it differs between the ranks.
         """
-        digest, size = _digest(part)
+        digest, size = digest_of(part)
         message = torch.stack([digest, -digest, size])
         split.world.all_reduce(message, op="max")
         largest, negative_least, size = message.unbind()
@@ -240,7 +240,7 @@ class ReplicatedOutput:
         return part
 
 
-def _digest(value: Tensor) -> tuple[Tensor, Tensor]:
+def digest_of(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return a sum of all elements with weights like random ones, and absolute sum, each of shape ()."""
     real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
     flat = real.double().flatten().nan_to_num(nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)

@@ -118,10 +118,13 @@ class SavedState:
         return [version_of(tensor) for tensor in self._named.values()]
 
     def are_rewritten(self) -> bool:
-        """Return whether tensors have other values, beside those of batch norm, which no training reads."""
+        """Return whether tensors have other values, or buffers are others, beside those of batch norm."""
         norms = (part for part in module_parts.modules(self._module) if isinstance(part, _NormBase))
         of_norms = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
-        tensors = (tensor for tensor in self._named.values() if id(tensor) not in of_norms)
+        tensors = [tensor for tensor in self._named.values() if id(tensor) not in of_norms]
+        now = module_parts.named_buffers(self._module)
+        if any(self._named.get(name) is not buffer for name, buffer in now if id(buffer) not in of_norms):
+            return True
         return not all(_equal(tensor, self._saved[id(tensor)]) for tensor in tensors)
 
     def rewritten(self, since: Sequence[int | None]) -> str | None:
@@ -343,13 +346,20 @@ class HeldTensors:
     def __init__(self, module: nn.Module) -> None:
         parts = (part for part in modules_of(module) if not type(part).__module__.startswith("torch."))
         self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
+        self._buffers = [(part._buffers, dict(part._buffers)) for part, *_ in self._before]  # noqa: SLF001
 
-    def kept(self, module: nn.Module, expected: Iterable[SideOutput]) -> str | None:
+    def kept(
+        self, module: nn.Module, expected: Iterable[SideOutput], *, replaces_buffers: bool = False
+    ) -> str | None:
         """Return an attribute that holds other tensors than before the call, beside the expected ones."""
         known = {(id(module_parts.submodule(module, name)), key) for name, key in expected}
-        for part, _, before in self._before:
+        for buffers, before in self._buffers:
+            for key, buffer in buffers.items():
+                if buffer is not before.get(key) and not replaces_buffers:
+                    return key
+        for part, _, held in self._before:
             for key, ids in _held_by(part).items():
-                if before.get(key) != ids and (id(part), key) not in known:
+                if held.get(key) != ids and (id(part), key) not in known:
                     return key
         return None
 
@@ -357,6 +367,9 @@ class HeldTensors:
         """Assign the attributes again that the call has replaced."""
         for part, attributes, _ in self._before:
             refill(vars(part), attributes)
+        for buffers, before in self._buffers:
+            if any(buffer is not before.get(key) for key, buffer in buffers.items()):
+                refill(buffers, before)
 
 
 def _held_by(part: nn.Module) -> dict[str, tuple[int, ...]]:
