@@ -578,6 +578,8 @@ class Mirror:
     module: nn.Module
     tensors: list[Tensor]
     unshared: Groups
+    environment: Mapping[str, str]
+    """The variables of the main rank's environment."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -603,10 +605,11 @@ class MappedWeights:
 
     def __init__(self) -> None:
         self._files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+        self._environment: Mapping[str, str] = {}
 
     def mirror(self, message: MirrorMessage) -> Mirror:
         """Return the mirror of a message."""
-        env.export(message.environment)
+        self.use(message.environment)
         known_files.update(message.files)
         tensors = [self._tensor(state) for state in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
@@ -615,7 +618,13 @@ class MappedWeights:
             _publish_globals(module)
         states = zip(tensors, message.tensors, strict=True)
         unshared = Groups(tensor for tensor, state in states if not isinstance(state.value, SharedTensor))
-        return Mirror(module, tensors, unshared)
+        return Mirror(module, tensors, unshared, message.environment)
+
+    def use(self, environment: Mapping[str, str]) -> None:
+        """Let the code of mirrors read this environment, which may lack variables of the last one."""
+        if environment is not self._environment:
+            env.replace(self._environment, environment)
+            self._environment = environment
 
     def _tensor(self, state: TensorState) -> Tensor:
         value = state.value
