@@ -57,6 +57,13 @@ def export(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+def replace(before: Mapping[str, str], values: Mapping[str, str]) -> None:
+    """Set variables for this process, and remove those of `before` that are not among them."""
+    for name in before.keys() - values.keys():
+        os.environ.pop(name, None)
+    os.environ.update(values)
+
+
 @contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables for the duration of a block, then restore their values."""

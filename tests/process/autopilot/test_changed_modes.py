@@ -1,16 +1,21 @@
 """Scripts change layers, modes and generators between calls, and get what `python` gives."""
 
 import gc
+import logging
+import os
 import random
+import sys
 import types
 import warnings
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules import module as torch_modules
 
 
@@ -218,6 +223,108 @@ def test_calls_of_a_model_that_is_frozen_later_are_split(compared):
     assert (split, unsplit) == (4, 0)
 
 
+SCALE = 1.0
+
+
+class Activated(Net):
+    def forward(self, x):
+        return functional.gelu(super().forward(x).tanh())
+
+
+def functions_of_torch():
+    """Helpers have torch's own functions."""
+    linear, tanh = functional.linear, torch.tanh
+    replacements = [
+        (functional, "gelu", functional.silu),
+        (functional, "linear", lambda *args: linear(*args) * 2),
+        (torch.Tensor, "tanh", lambda tensor: tanh(tensor) * 2),
+        (nn.Linear, "forward", lambda layer, x: x @ layer.weight.t()),
+    ]
+    found = gradients(Activated())
+    for owner, name, function in replacements:
+        model = Activated()
+        found += gradients(model)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, function)
+            found += gradients(model)
+        found += gradients(model)
+    return found
+
+
+def a_global_that_a_replaced_function_reads():
+    linear, found = functional.linear, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "linear", lambda *args: linear(*args) * SCALE)
+        model = Net()
+        for scale in (1.0, 2.0):
+            patch.setitem(globals(), "SCALE", scale)
+            found += gradients(model)
+    return found
+
+
+class Reads(Net):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, x):
+        return super().forward(x) * self.read()
+
+
+def two_if(condition):
+    return 2.0 if condition else 1.0
+
+
+READ = {
+    "environment": lambda: two_if(os.getenv("SAMESTEP_TEST_TWO")),
+    "arguments": lambda: two_if("two" in sys.argv),
+    "folder": lambda: two_if(Path.cwd() != START),
+    "level": lambda: two_if(logging.getLogger("of.a.model").isEnabledFor(logging.DEBUG)),
+    "denormals": lambda: two_if(sys.float_info.min / 2 == 0),
+    "anomalies": lambda: two_if(torch.is_anomaly_enabled()),
+    "warnings": lambda: two_if(torch.is_deterministic_algorithms_warn_only_enabled()),
+    "sums": lambda: two_if(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+}
+START = Path.cwd()
+
+
+def settings_of_the_process(name):
+    model, logger = Reads(READ[name]), logging.getLogger("of.a.model")
+    torch.use_deterministic_algorithms(True)
+    found = gradients(model)
+    matmul = torch.backends.cuda.matmul
+    with pytest.MonkeyPatch.context() as patch, torch.autograd.set_detect_anomaly(True):
+        patch.setenv("SAMESTEP_TEST_TWO", "1")
+        patch.setattr(sys, "argv", ["two"])
+        patch.chdir("/")
+        logger.setLevel(logging.DEBUG)
+        torch.set_flush_denormal(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        matmul.allow_bf16_reduced_precision_reduction = False
+        found += gradients(model)
+    logger.setLevel(logging.NOTSET)
+    torch.set_flush_denormal(False)
+    torch.use_deterministic_algorithms(False)
+    matmul.allow_bf16_reduced_precision_reduction = True
+    return [*found, *gradients(model)]
+
+
+def an_environment_for_one_model():
+    """Two mirrors were made with other variables."""
+    models, found = (Reads(READ["environment"]), Reads(READ["environment"])), []
+    for number in (0, 1, 0, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SAMESTEP_TEST_TWO", "1" * number)
+            found += gradients(models[number])
+    return found
+
+
+@pytest.mark.parametrize("name", READ)
+def test_settings_of_the_process_that_a_call_reads_are_those_of_the_script(compared, name):
+    split, *_ = compared(settings_of_the_process, name)
+    assert split >= 2
+
+
 SPLIT_BEFORE = [
     *(
         a_dimension_of_a_layer,
@@ -228,6 +335,7 @@ SPLIT_BEFORE = [
         batched_gradients,
     ),
     *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),
+    *(functions_of_torch, a_global_that_a_replaced_function_reads, an_environment_for_one_model),
 ]
 
 

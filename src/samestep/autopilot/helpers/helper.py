@@ -225,6 +225,7 @@ class Helper:
     def _called(self, message: "Check | SplitCall") -> Iterator[Mirror]:
         """Make a mirror, the generators and modes as they are on the main rank; yield the mirror."""
         mirror = self.mirrors[message.mirror]
+        self.weights.use(mirror.environment)
         mirror.unshared.set(message.written)
         if message.streams is not None:
             # Torch reads a generator's state from the begin of its storage.

@@ -602,6 +602,8 @@ class Mirror:
     module: nn.Module
     tensors: list[Tensor]
     unshared: Groups
+    environment: Mapping[str, str]
+    """The variables of the main rank's environment."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -627,11 +629,12 @@ class MappedWeights:
 
     def __init__(self) -> None:
         self._files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+        self._environment: Mapping[str, str] = {}
 
     def mirror(self, message: MirrorMessage) -> Mirror:
         """Return the mirror of a message."""
         self.forget_writes()
-        env.export(message.environment)
+        self.use(message.environment)
         known_files.update(message.files)
         tensors = [self._tensor(state) for state in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
@@ -640,7 +643,13 @@ class MappedWeights:
             _publish_globals(module)
         states = zip(tensors, message.tensors, strict=True)
         unshared = Groups(tensor for tensor, state in states if not isinstance(state.value, SharedTensor))
-        return Mirror(module, tensors, unshared)
+        return Mirror(module, tensors, unshared, message.environment)
+
+    def use(self, environment: Mapping[str, str]) -> None:
+        """Let the code of mirrors read this environment, which may lack variables of the last one."""
+        if environment is not self._environment:
+            env.replace(self._environment, environment)
+            self._environment = environment
 
     def forget_writes(self) -> None:
         """See the weights as the main rank has them again, also where a call here has written to them.

@@ -1,5 +1,6 @@
 """Carries the modes of torch that surround a call to the helpers."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,45 @@ from torch.utils._device import DeviceContext
 from samestep.autopilot.state.reachable_state import modules_of
 from samestep.parallel.exact.identity import float32_precisions, set_precisions
 
-_PRIVATE = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled")
-_SDP = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
-_SWITCHES: Sequence[tuple[Callable[[], bool], Callable[[bool], Any]]] = (
-    # What the properties of cudnn and mkldnn call.
-    *((getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")) for name in _PRIVATE),  # noqa: SLF001
-    *((getattr(cuda, f"{name}_enabled"), getattr(cuda, f"enable_{name}")) for name in _SDP),
+_PRIVATE = (
+    *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled", "mkldnn_deterministic"),
+    *("cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction"),
+    *("cublas_allow_fp16_accumulation", "cpu_allow_fp16_reduced_precision_reduction"),
+    *("math_sdp_allow_fp16_bf16_reduction", "deterministic_fill_uninitialized_memory"),
 )
-"""Reads and sets each switch of the process that selects kernels: a kernel may draw numbers of its own."""
+"""Names in `torch._C` of what the properties of `torch.backends` read and set; older versions lack some."""
+_SDP = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
+def _flushes_denormals() -> bool:
+    """Return whether this thread computes with 0 in place of denormal numbers; torch has no such function."""
+    return sys.float_info.min / 2 == 0
+
+
+_SWITCHES: Sequence[tuple[Callable[[], Any], Callable[..., Any]]] = (
+    *(
+        (getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}"))  # noqa: SLF001
+        for name in _PRIVATE
+        if hasattr(torch._C, f"_get_{name}")  # noqa: SLF001
+    ),
+    *((getattr(cuda, f"{name}_enabled"), getattr(cuda, f"enable_{name}")) for name in _SDP),
+    (_flushes_denormals, torch.set_flush_denormal),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        torch.autograd.anomaly_mode.set_detect_anomaly,
+    ),
+    (
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda is_on, warns: torch.use_deterministic_algorithms(is_on, warn_only=warns),
+    ),
+)
+"""Reads and sets each switch of the process that selects kernels: a kernel may draw numbers of its own.
+
+What has several values is read as a tuple of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +76,9 @@ class Surroundings:
     autocast: tuple[Autocast, ...]
     caches_autocast: bool
     default_dtype: torch.dtype
-    deterministic: tuple[bool, bool]
     precisions: tuple[Any, ...]
     """See `float32_precisions`."""
-    switches: tuple[bool, ...]
+    switches: tuple[Any, ...]
     """See `_SWITCHES`."""
     default_device: str
     """The type of the device on which new tensors are, if a block or the script has selected one."""
@@ -66,10 +97,6 @@ class Surroundings:
             ),
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
-            (
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
             float32_precisions(),
             tuple(read() for read, _ in _SWITCHES),
             _default_device(),
@@ -84,12 +111,9 @@ class Surroundings:
             torch.set_default_dtype(self.default_dtype)
         if float32_precisions() != self.precisions:
             set_precisions(self.precisions)
-        for (read, switch), is_on in zip(_SWITCHES, self.switches, strict=True):
-            if read() != is_on:
-                switch(is_on)
-        is_on, warns = self.deterministic
-        if torch.are_deterministic_algorithms_enabled() != is_on:
-            torch.use_deterministic_algorithms(is_on, warn_only=warns)
+        for (read, switch), value in zip(_SWITCHES, self.switches, strict=True):
+            if read() != value:
+                switch(*(value if isinstance(value, tuple) else (value,)))
 
     @contextmanager
     def entered(self, module: nn.Module) -> Iterator[None]:

@@ -29,6 +29,7 @@ from samestep.autopilot.split.guards import (
     without,
 )
 from samestep.autopilot.state.reachable_state import constants_of
+from samestep.autopilot.state.replaced_functions import key_of_replaced
 from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path
 
@@ -130,7 +131,7 @@ class CallSignatures:
         """
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
-        form = (module.training, *modes, arguments.form())
+        form = (module.training, *modes, key_of_replaced(), arguments.form())
         states = self._modules.setdefault(module, _States())
         state = (plain_arguments(arguments), without(plain, states.changing))
         known = states.known[form]

@@ -239,7 +239,7 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
         kind = type(part)
         if kind not in of_kinds:
             drawing = [name for layer, name in _DRAWING if issubclass(kind, layer)]
-            of_kinds[kind] = _forward_id(kind), drawing
+            of_kinds[kind] = _methods_id(kind), drawing
         code, drawing = of_kinds[kind]
         training = training << 1 | part.training
         # The classes of the layers and the code of their forward: a script may replace both. Torch's hooks
@@ -291,10 +291,11 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
     return tuple(sorted(values, key=repr)) if base is set else values
 
 
-def _forward_id(kind: type) -> int:
-    """Return the id of the code of a class's forward, which a script may replace."""
-    forward = next((vars(owner)["forward"] for owner in kind.__mro__ if "forward" in vars(owner)), None)
-    return id(getattr(forward, "__code__", forward))
+def _methods_id(kind: type) -> int:
+    """Return a number that changes with the code of a class's methods, which a script may replace."""
+    owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    members = chain.from_iterable(vars(owner).values() for owner in owners)
+    return hash(tuple(_identity(member) for member in members if isinstance(member, FunctionType)))
 
 
 def _digest_of(array: Any) -> str | None:

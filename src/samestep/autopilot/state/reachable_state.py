@@ -14,10 +14,12 @@ functions of user-defined modules refer to::
 """
 
 import dis
+import logging
+import os
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
@@ -38,6 +40,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
+from samestep.autopilot.state.replaced_functions import replaced_functions
 from samestep.base import env
 from samestep.hooks.object_graph import WEAK, Key, Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of
@@ -105,6 +108,14 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
             if (owner, name) not in known:
                 known.add((owner, name))
                 yield (-1, name), value
+    yield from _replacements()
+
+
+def _replacements() -> Iterator[tuple[Key, Any]]:
+    """Yield the script's functions in place of torch's, which have closures, and read globals."""
+    for name, function in replaced_functions():
+        if next(functions_in(function), None) is not None:
+            yield (-1, name), function
 
 
 def is_setting(value: Any) -> bool:
@@ -142,8 +153,7 @@ def _read_by(kind: Any) -> Iterator[tuple[int, str, Any]]:
 
     Each is after the id of what has it, such as the globals of one of several files.
     """
-    if _reads_environment(kind):
-        yield 0, "environment", str(sorted(env.snapshot().items()))
+    yield from ((0, name, value) for name, value in _settings_of_process(_settings_read_by(kind)))
     for names, name in globals_of_class(kind):
         if name in names:
             yield id(names), name, names[name]
@@ -273,6 +283,7 @@ def _parts(value: Any) -> Parts:
         for function in _with_called(functions_in(value)):
             parts += stored_in(function)
             parts += [(name, names[name]) for names, name in _named_in(function) if name in names]
+            parts += _settings_of_process(_settings_named_in(function.__code__))
         return parts
     if isinstance(value, ModuleType):
         return [*shared_fields(value).items()]
@@ -351,9 +362,35 @@ def _is_written_container(kind: Any) -> bool:
     return kind not in WEAK and any(base in (MutableMapping, MutableSequence) for base in kind.__mro__)
 
 
+def _levels() -> list[tuple[str, int]]:
+    """Return the levels of loggers that the script or a library has set."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    levels = [(logger.name, logger.level) for logger in loggers if isinstance(logger, logging.Logger)]
+    return [("", logging.root.manager.disable), *((name, level) for name, level in levels if level)]
+
+
+_OF_PROCESS: Mapping[str, tuple[frozenset[str], Callable[[], object]]] = {
+    "environment": (frozenset({"environ", "getenv"}), lambda: sorted(env.snapshot().items())),
+    "sys.argv": (frozenset({"argv"}), lambda: sys.argv),
+    "current folder": (frozenset({"cwd", "getcwd"}), os.getcwd),
+    "levels of logging": (frozenset({"isEnabledFor", "getEffectiveLevel"}), _levels),
+}
+"""Settings of a process that a forward may read: the names by which it does, and their values."""
+
+
+def _settings_of_process(names: Iterable[str]) -> Parts:
+    return [(name, str(_OF_PROCESS[name][1]())) for name in names]
+
+
 @lru_cache(maxsize=256)
-def _reads_environment(kind: Any) -> bool:
-    return any({"environ", "getenv"} & set(function.__code__.co_names) for function in _code_of(kind))
+def _settings_read_by(kind: Any) -> tuple[str, ...]:
+    read = {name for function in _code_of(kind) for name in _settings_named_in(function.__code__)}
+    return tuple(sorted(read))
+
+
+@lru_cache(maxsize=4096)
+def _settings_named_in(code: CodeType) -> tuple[str, ...]:
+    return tuple(name for name, (names, _) in _OF_PROCESS.items() if names & set(code.co_names))
 
 
 @cache
@@ -402,7 +439,7 @@ known_files: dict[str, str] = {}
 
 def forget_classes() -> None:
     """Find the functions of each class again: a class of a mirror is the same one with new functions."""
-    for known in _reads_environment, _is_of_users, globals_of_class, _code_of, _calls_of:
+    for known in _settings_read_by, _is_of_users, globals_of_class, _code_of, _calls_of:
         known.cache_clear()
 
 
