@@ -340,6 +340,8 @@ class SplitPlan:
     """Whether an output or side output shares memory with another one, an argument or the module."""
     rewrites: bool = False
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
+    reads_late: bool = False
+    """Whether the backward may read what the script changes after the call."""
 
     def way(self) -> tuple[Any, ...]:
         """Return what plans have in common that split calls in the same way."""

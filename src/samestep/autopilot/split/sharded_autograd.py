@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
+from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding import share
 from samestep.ranks.world.protocol import World
@@ -157,6 +159,17 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 waiting.append(next_node)
+
+
+def python_nodes(outputs: Iterable[Tensor]) -> list[BackwardCFunction]:
+    """Return the nodes in the graph of some outputs whose backward is the script's own code."""
+    return [node for node in nodes_of(outputs) if isinstance(node, BackwardCFunction)]
+
+
+def keeps_objects(node: BackwardCFunction) -> bool:
+    """Return whether the backward of a node has objects of forward, which the script may change."""
+    plain = (*PLAIN, tuple, list, torch.dtype, torch.device)
+    return any(not isinstance(value, plain) for value in vars(node).values())
 
 
 def leaves_in_order(outputs: Iterable[Tensor]) -> list[Tensor]:
