@@ -235,3 +235,34 @@ def test_a_backward_reads_what_the_script_has_changed_since_the_call(compared, m
 def test_calls_with_a_backward_of_their_own_are_split(compared, make):
     split, unsplit, _ = compared(with_own_backward, make, 1)
     assert (split, unsplit) == (6, 0)
+
+
+class WithLoss(Applies):
+    def forward(self, x):
+        scores = self.two(torch.tanh(self.one(x)))
+        return scores, scores.square().mean()
+
+
+class Scores(WithLoss):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Losses(WithLoss):
+    def forward(self, x):
+        return super().forward(x)[1]
+
+
+def printed(make):
+    """Return which names of operations printed outputs have."""
+    model = weighted(make())
+    names = "AddmmBackward0", "MeanBackward0"
+    outputs = [model(drawn(7, 5, seed=number)) for number in range(3)]
+    texts = [str(output[1] if isinstance(output, tuple) else output) for output in outputs]
+    return [float(f"grad_fn=<{name}>" in text) for name in names for text in texts]
+
+
+@pytest.mark.parametrize("make", [Scores, Losses, WithLoss])
+def test_a_printed_output_names_the_operation_that_has_computed_it(compared, make):
+    split, unsplit, _ = compared(printed, make)
+    assert (split, unsplit) == (3, 0)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
@@ -85,6 +85,22 @@ class _Node(torch.autograd.Function):
         return None, None, None, *ctx.call.backward(gradients, retain=_retains.get())
 
 
+@cache
+def _node_named(name: str) -> Any:
+    """Return a node of a split call with the name of an operation, which a printed tensor has in it."""
+    named: Any = type("_Node", (_Node,), {})
+    named._backward_cls.__name__ = name  # noqa: SLF001 - the type of its nodes
+    return named
+
+
+def _name_of(outputs: Sequence[Tensor]) -> str:
+    """Return the name of the operation that has computed the outputs, or the loss if there is one."""
+    node: Any = min(outputs, key=lambda output: output.dim() > 0).grad_fn
+    while getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("samestep."):
+        node = node.next_functions[0][0]  # it gathers
+    return type(node).__name__
+
+
 def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the outputs of a call as results of one node, whose operands are an anchor and the sources."""
     saved = _Saved()
@@ -92,7 +108,8 @@ def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     held, token = [saved], torch.empty(0, device="cpu")
     with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
         operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
-        outputs: tuple[Tensor, ...] = _Node.apply(call, token, call.anchor, *operands)  # type: ignore[no-untyped-call]
+        node = _node_named(_name_of(call.outputs))
+        outputs: tuple[Tensor, ...] = node.apply(call, token, call.anchor, *operands)
     return outputs
 
 
@@ -131,9 +148,9 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
 def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
     """Return the split call of which a tensor is an output from which other outputs are computed."""
     node: Any = operand.grad_fn if isinstance(operand, Tensor) else operand.node
-    if type(node) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
+    if not issubclass(getattr(type(node), "_forward_cls", object), _Node):
         return None
-    call: NodeCall = node.call  # type: ignore[attr-defined]
+    call: NodeCall = node.call
     return call if call.has_operand(operand.output_nr) else None
 
 
