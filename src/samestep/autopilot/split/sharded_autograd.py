@@ -143,8 +143,26 @@ class _Add(torch.autograd.Function):
         return grad * ctx.factor, None, None
 
 
+class _InPlaceOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor
+        return value.clone()  # no view, which a script may not write to
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wide = grad.to(torch.promote_types(grad.dtype, ctx.factor.dtype))
+        return (wide * ctx.factor).to(grad.dtype), None, None
+
+
+def in_place_of(part: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+    """Return a value that replaces one of this rank, whose gradient is multiplied by a factor."""
+    result: Tensor = _InPlaceOf.apply(part, value, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
-_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
+_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls, _InPlaceOf._backward_cls}  # noqa: SLF001
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
