@@ -38,6 +38,15 @@ class Twins(Generator):
         return self.one(x), self.two(torch.ones_like(self.one(x)) * x.sum(1, keepdim=True)), self.scale
 
 
+class Losses(Generator):
+    """Returns a loss, what it computes from it, and a parameter."""
+
+    def forward(self, x):
+        _, output, scale = super().forward(x)
+        loss = output.sin().mean()
+        return loss, 2 * loss, scale
+
+
 def slope(operand, output, loss, *, create_graph=False):
     of_output = output.square().sum() + operand.sum()
     (gradient,) = torch.autograd.grad(of_output, operand, retain_graph=True, create_graph=create_graph)
@@ -91,10 +100,11 @@ def trained_with(make, use, shape=(7, 5), steps=4):
     return results
 
 
+@pytest.mark.parametrize("make", [Generator, Losses])
 @pytest.mark.parametrize("use", [slope, penalty, retained, retained_twice, hooked, backward_to_it])
-def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use):
+def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use, make):
     """Only this finds that a script gets the gradient of an output without that by the outputs after it."""
-    split, *_ = compared(trained_with, Generator, use)
+    split, *_ = compared(trained_with, make, use)
     assert split
 
 

@@ -46,7 +46,9 @@ from samestep.autopilot.split.gradients import (
     unaveraged,
 )
 from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
+from samestep.autopilot.split.sharded_autograd import keeps_objects, python_nodes
 from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.slice_context import recomputations
 from samestep.autopilot.state.reachable_state import is_compiled, names_in_code, reached
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
@@ -62,6 +64,9 @@ LARGE = 5_000_000
 Checks of such models take a sixth of the time."""
 WRITES_FILES = "it writes to files when it is called"
 TRAINS = "it calls backward or steps an optimizer when it is called"
+_FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
+"""What the gradients of outputs are multiplied by; by all where the script has a backward of its own, which
+may limit large gradients of a weight, or drop small ones: guesses."""
 _ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
 """Reasons that hold for every way."""
 UNLIKE_DRAWS = "it draws other random numbers in each call"
@@ -160,6 +165,8 @@ class EquivalenceCheck:
         self._counting_tensors: list[str] = []
         self._draws = False
         """Whether the module has drawn random numbers."""
+        self._reads_late = False
+        """Whether the backward may read what the script changes after the call."""
         self._has_beside = False
         """Whether another thread has drawn random numbers meanwhile."""
         self._is_large = sum(parameter.numel() for parameter in module_parts.parameters(module)) > LARGE
@@ -321,6 +328,7 @@ class EquivalenceCheck:
         return SplitPlan(
             *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
             rewrites=whole.rewrites,
+            reads_late=self._reads_late,
         )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:
@@ -441,7 +449,6 @@ class EquivalenceCheck:
         # The graph of a full batch may exceed the memory.
         grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
         failure, whole, expected = "", None, None
-        kept: Attributes = {}
         try:
             with eagerly(self._call.module, when=True), changing_no_files():
                 whole = (
@@ -449,11 +456,9 @@ class EquivalenceCheck:
                     if self._draws
                     else run.recorded(arguments, grad=grad, precise=precise)
                 )
-                with precise, quiet():
-                    expected = (
-                        self._expected(whole.tensors, arguments) if grad and whole is not None else None
-                    )
-                kept = changed(run.left, python_state(self._call.module))
+                if grad and whole is not None:
+                    with precise, quiet():
+                        expected = self._expected(whole.tensors, arguments, run, how)
             failure = UNLIKE_DRAWS if whole is None else whole.flaw
             self._has_beside = self._has_beside or run.has_beside
         except (WritesFileError, TrainsError) as error:
@@ -476,35 +481,79 @@ class EquivalenceCheck:
         self._counters = counters(run.left, whole.left)
         self._counting_tensors = run.before.counting_tensors()
         run.restore()
+        return self._other_split(run, arguments, dims, whole, expected, precise)
+
+    def _other_split(
+        self,
+        run: ModuleRun,
+        arguments: CallArguments,
+        dims: Dims,
+        whole: UnsplitCall,
+        expected: "_Expected | None",
+        precise: CheckedPositions,
+    ) -> str:
+        """Return how a split call differs from the unsplit one; empty if they are equal."""
+        grad = expected is not None
         result = self._comparison.split(run, arguments, dims, whole, grad=grad, precise=precise)
         if isinstance(result, str):
             return result
+        if expected is None:
+            return ""
+        recomputed = recomputations.number
         with precise, quiet():
-            why = self._other_gradients(result, arguments, whole, expected) if grad else ""
-        name = kept_of_slice(
-            kept, changed(run.left, python_state(self._call.module)), arguments.total(dims) or 0
-        )
-        if not why and not self._comparison.agreed(not grad or name is None):
+            why = self._other_gradients(result, arguments, whole, expected)
+        self._reads_late |= recomputations.number > recomputed
+        left = changed(run.left, python_state(self._call.module))
+        name = expected.written or kept_of_slice(expected.kept, left, arguments.total(dims) or 0)
+        if not why and not self._comparison.agreed(name is None):
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
         return why
 
-    def _expected(self, tensors: Mapping[Path, Tensor], arguments: CallArguments) -> list[Tensor | None]:
-        """Return the gradients of the unsplit call, for parameters and then for inputs."""
+    def _expected(
+        self,
+        tensors: Mapping[Path, Tensor],
+        arguments: CallArguments,
+        run: ModuleRun,
+        how: disturbance.Disturbance,
+    ) -> "_Expected":
+        """Return the gradients of the unsplit call."""
+        nodes, held = python_nodes(tensors.values()), run.before.held()
+        self._reads_late = any(map(keeps_objects, nodes))
+        factors = _FACTORS[: None if nodes else 1] if how.double else (1.0,)
         leaf = [tensor for named in self._leaf(arguments) for tensor in named.values()]
-        return [None if each is None else _dense(each) for each in self._gradients(tensors, leaf)]
+        of_factors: list[list[Tensor | None]] = []
+        try:
+            of_factors.extend(
+                [None if each is None else _dense(each) for each in gradients]
+                for gradients in self._gradients(tensors, leaf, factors)
+            )
+        except Exception:  # a backward of the script may release what it needs, and runs only once
+            if not of_factors:
+                raise
+        kept = changed(run.left, python_state(self._call.module))
+        return _Expected(factors[: len(of_factors)], of_factors, run.before.changed_since(held), kept)
 
-    def _gradients(self, tensors: Mapping[Path, Tensor], leaf: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the gradients of a randomly weighted sum of all outputs, for some parameters and inputs."""
+    def _gradients(
+        self, tensors: Mapping[Path, Tensor], leaf: Sequence[Tensor], factors: Sequence[float]
+    ) -> Iterator[Sequence[Tensor | None]]:
+        """Yield the gradients of a weighted sum of all outputs times each factor, for some leaves."""
         generator = torch.Generator().manual_seed(3)
         value = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for _, tensor in sorted(tensors.items(), key=lambda item: repr(item[0])):
             weights = 0.5 + torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu")
             if tensor.requires_grad and tensor.is_floating_point():
                 value = value + (tensor * weights.to(tensor.device)).sum()
-        if not value.requires_grad or not leaf:
-            return [None] * len(leaf)
-        with unaveraged(value):
-            return self._gradient(value, leaf, allow_unused=True)  # type: ignore[no-any-return]
+        for number, factor in enumerate(factors, 1):
+            if not value.requires_grad or not leaf:
+                yield [None] * len(leaf)
+                continue
+            with unaveraged(value):
+                gradients = self._gradient(
+                    *(value, leaf, torch.full_like(value, factor)),
+                    retain_graph=number < len(factors),
+                    allow_unused=True,
+                )
+            yield gradients
 
     def _leaf(self, arguments: CallArguments) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the parameters and the inputs that get gradients, by names for messages."""
@@ -516,19 +565,40 @@ class EquivalenceCheck:
         return of_parameters, of_inputs
 
     def _other_gradients(
-        self, result: SplitResult, arguments: CallArguments, unsplit: UnsplitCall, expected: Any
+        self,
+        result: SplitResult,
+        arguments: CallArguments,
+        unsplit: UnsplitCall,
+        expected: "_Expected",
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal.
 
-        The gradients of parameters are averaged by the function that averages those of a training.
+        As in a training, those of a slice begin with an N-th of the gradients of its outputs, and those of
+        parameters are averaged by the same function.
         """
         value = dict(leaves(outcome(self._call.module, result.outputs, unsplit.sides)))
         of_parameters, of_inputs = self._leaf(arguments)
-        weights, names = [*of_parameters.values()], [*of_parameters, *of_inputs]
-        leaf = [*weights, *of_inputs.values()]
-        of_slice, failure = self._comparison.attempted(partial(self._gradients, value, leaf))
+        leaf, size = [*of_parameters.values(), *of_inputs.values()], self._world.place.size
+        factors = [factor / size for factor in expected.factors]
+        of_slice, failure = self._comparison.attempted(lambda: [*self._gradients(value, leaf, factors)])
         if of_slice is None:
             return failure
+        names = [*of_parameters, *of_inputs]
+        for of_factor, whole in zip(of_slice, expected.of_factors, strict=True):
+            if why := self._other_of_factor(of_factor, whole, of_parameters, names, unsplit.precision):
+                return why
+        return ""
+
+    def _other_of_factor(
+        self,
+        of_slice: Sequence[Tensor | None],
+        expected: Sequence[Tensor | None],
+        of_parameters: Mapping[str, Tensor],
+        names: Sequence[str],
+        precision: torch.dtype,
+    ) -> str:
+        """Return how the gradients of a split call differ for one factor; empty if they are equal."""
+        weights, size = [*of_parameters.values()], self._world.place.size
         pairs = zip(of_slice, expected, strict=True)
         if not self._comparison.agreed(all((part is None) == (whole is None) for part, whole in pairs)):
             return "its slices have gradients of other parameters"
@@ -537,10 +607,9 @@ class EquivalenceCheck:
         )
         if means is None:
             return failure
-        # Those of inputs are equal on all ranks, as in a training.
-        both = (*means, *of_slice[len(weights) :])
-        split = [None if gradient is None else _dense(gradient) for gradient in both]
-        why = self._first_other(names, split, expected, unsplit.precision)
+        of_inputs = (None if part is None else part * size for part in of_slice[len(weights) :])
+        split = [None if gradient is None else _dense(gradient) for gradient in (*means, *of_inputs)]
+        why = self._first_other(names, split, expected, precision)
         if self._comparison.agreed(not why):
             return ""
         return why or "its gradients differ on another worker"
@@ -550,7 +619,8 @@ class EquivalenceCheck:
         means: list[Tensor | None] = []
         for group in groups(weights):
             of_group = gradients[len(means) : len(means) + len(group)]
-            means += averages(self._world, group, of_group, sparse_places(self._call.module, group))
+            sparse = sparse_places(self._call.module, group)
+            means += averages(self._world, group, of_group, sparse, factor=self._world.place.size)
         return means
 
     def _first_other(
@@ -588,6 +658,19 @@ def _skip_draws(count: int, device: torch.device) -> None:
     np.random.random_sample(count)
     for _ in range(count):
         random.random()
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The gradients of an unsplit call, and what its backward has changed."""
+
+    factors: Sequence[float]
+    of_factors: Sequence[Sequence[Tensor | None]]
+    """The gradients for each factor of those of the outputs: of parameters, and then of inputs."""
+    written: str | None
+    """A tensor of the module that the backward has written to or assigned; None for none."""
+    kept: Attributes
+    """What the call and its backward have changed beside tensors."""
 
 
 @dataclass(frozen=True, slots=True)

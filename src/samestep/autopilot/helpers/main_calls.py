@@ -381,7 +381,9 @@ class MainCalls:
             return self._unsplit(call, OTHER_STATE)
         carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
-        changes = plan.sides or plan.rewrites or self._signatures.are_changed_by_calls(module)
+        changes = (
+            plan.sides or plan.rewrites or plan.reads_late or self._signatures.are_changed_by_calls(module)
+        )
         saved, held = SavedState(module) if carried or changes else None, HeldTensors(module)
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
@@ -496,7 +498,7 @@ class MainCalls:
 
     def _outputs(self, attempt: Attempt, calls: SignatureCalls, result: CallResult) -> Any:
         """Return the outputs of a split call in the script's graph; assign its side outputs."""
-        whole, sides = result.outputs, result.sides
+        whole, sides, node = result.outputs, result.sides, None
         if result.graph is not None:
             self._slices.graphs[attempt.number] = result.graph
             node = NodeCall(self, attempt, calls, result)
@@ -509,6 +511,8 @@ class MainCalls:
             whole, sides = mapped((whole, sides), lambda _, tensor: by_id.get(id(tensor), tensor))
         whole, sides = with_views((whole, sides), result.views)
         assign_side_outputs(attempt.call.module, sides)
+        if node is not None and attempt.plan[1].reads_late:
+            node.note_state()
         return whole
 
     def backward(

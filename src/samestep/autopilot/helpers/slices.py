@@ -445,24 +445,65 @@ _is_of_slice: ThreadValue[bool] = ThreadValue(default=False)
 
 
 class _HookOfWhole:
-    """A hook of the script on a gradient, which the gradient of a slice passes by."""
+    """A hook of the script on a gradient, which the gradient of a slice passes by, and a missing one.
+
+    Torch has no node for a weight that a loss does not use; the node of a split call has all weights.
+    """
 
     def __init__(self, hook: Callable[[Tensor], Tensor | None]) -> None:
         self._hook = hook
+        self._counts = getattr(hook, "__module__", None) in _COUNTING
 
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        return None if _is_of_slice.get() else self._hook(gradient)
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        is_passed_by = _is_of_slice.get() or (gradient is None and not self._counts)
+        return None if is_passed_by else self._hook(gradient)  # type: ignore[arg-type]
+
+
+class _Arrival:
+    """A hook that notes whether the gradient that comes to a weight is missing."""
+
+    is_missing = False
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        self.is_missing = gradient is None
+
+
+class _HookAfterGradient:
+    """A hook of the script on a weight that has got its gradient, which a missing one passes by."""
+
+    def __init__(self, hook: Callable[[Tensor], None], arrival: _Arrival) -> None:
+        self._hook, self._arrival = hook, arrival
+
+    def __call__(self, weight: Tensor) -> None:
+        if not self._arrival.is_missing:
+            self._hook(weight)
+
+
+_COUNTING = "torch.autograd.graph", __name__
+"""The modules of hooks that get missing gradients, too: torch's on several tensors waits for each."""
+
+
+def pass_by_hooks(tensors: Sequence[Tensor]) -> None:
+    """Let gradients of slices, and missing ones, pass by the script's hooks on tensors.
+
+    The hooks stay where they are: a backward of another thread may be calling them.
+    """
+    for tensor in tensors:
+        if later := getattr(tensor, "_post_accumulate_grad_hooks", None):
+            added = [key for key, hook in later.items() if not isinstance(hook, _HookAfterGradient)]
+            if added:
+                arrival = _Arrival()
+                tensor.register_hook(arrival)  # type: ignore[no-untyped-call]
+                later.update({key: _HookAfterGradient(later[key], arrival) for key in added})
+        if hooks := tensor._backward_hooks:  # noqa: SLF001
+            for key, hook in [*hooks.items()]:
+                if not isinstance(hook, _HookOfWhole):
+                    hooks[key] = _HookOfWhole(hook)
 
 
 @contextmanager
 def _without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead.
-
-    The hooks stay where they are: a backward of another thread may be calling them.
-    """
-    for hooks in (weight._backward_hooks for weight in weights if weight._backward_hooks):  # noqa: SLF001
-        for key, hook in [*hooks.items()]:
-            if not isinstance(hook, _HookOfWhole):
-                hooks[key] = _HookOfWhole(hook)
+    """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead."""
+    pass_by_hooks(weights)
     with _is_of_slice.bound(value=True):
         yield

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
 from samestep.autopilot.helpers.mirrors import MirroredModule
 from samestep.autopilot.helpers.shared_storage import memory_of
-from samestep.autopilot.helpers.slices import CallResult
+from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
-from samestep.autopilot.split.guards import Reach
+from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_backward
 from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
@@ -85,6 +85,22 @@ class _Node(torch.autograd.Function):
         return None, None, None, *ctx.call.backward(gradients, retain=_retains.get())
 
 
+@cache
+def _node_named(name: str) -> Any:
+    """Return a node of a split call with the name of an operation, which a printed tensor has in it."""
+    named: Any = type("_Node", (_Node,), {})
+    named._backward_cls.__name__ = name  # noqa: SLF001 - the type of its nodes
+    return named
+
+
+def _name_of(outputs: Sequence[Tensor]) -> str:
+    """Return the name of the operation that has computed the outputs, or the loss if there is one."""
+    node: Any = min(outputs, key=lambda output: output.dim() > 0).grad_fn
+    while getattr(getattr(node, "_forward_cls", None), "__module__", "").startswith("samestep."):
+        node = node.next_functions[0][0]  # it gathers
+    return type(node).__name__
+
+
 def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the outputs of a call as results of one node, whose operands are an anchor and the sources."""
     saved = _Saved()
@@ -92,7 +108,8 @@ def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
     held, token = [saved], torch.empty(0, device="cpu")
     with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
         operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
-        outputs: tuple[Tensor, ...] = _Node.apply(call, token, call.anchor, *operands)  # type: ignore[no-untyped-call]
+        node = _node_named(_name_of(call.outputs))
+        outputs: tuple[Tensor, ...] = node.apply(call, token, call.anchor, *operands)
     return outputs
 
 
@@ -104,11 +121,12 @@ class _Operand(torch.autograd.Function):
     """A tensor itself; autograd runs the later of two such nodes first, and the hooks on its tensor."""
 
     @staticmethod
-    def forward(_: Any, source: Tensor) -> Tensor:
+    def forward(ctx: Any, source: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)  # a weight that the loss does not use has no gradient
         return source.view_as(source)
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
+    def backward(_: Any, gradient: Tensor | None) -> Tensor | None:
         return gradient
 
 
@@ -130,15 +148,16 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
 def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
     """Return the split call of which a tensor is an output from which other outputs are computed."""
     node: Any = operand.grad_fn if isinstance(operand, Tensor) else operand.node
-    if type(node) is not _Node._backward_cls:  # noqa: SLF001 - the type of its nodes
+    if not issubclass(getattr(type(node), "_forward_cls", object), _Node):
         return None
-    call: NodeCall = node.call  # type: ignore[attr-defined]
+    call: NodeCall = node.call
     return call if call.has_operand(operand.output_nr) else None
 
 
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
+OTHER_IN_BACKWARD = "its backward may read what the script has changed since the call"
 REPLACED = "its weights get other values before its backward, which helpers do not see"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 
@@ -269,8 +288,23 @@ class NodeCall:
         self.anchor = torch.empty(0, device="cpu", requires_grad=True)
         """An operand of the node without a gradient, for a backward that must come to the node."""
         self._constants = result.constants
+        self._state: Attributes | None = None
+        """What the backward may read of the module, after the call; None if it reads nothing."""
         self._hooks: dict[int, tuple[int, GradientHook]] = OrderedDict()
         """Hooks on gradients of outputs from which others are computed, and the places of these outputs."""
+
+    def note_state(self) -> None:
+        """Note the state after the call, which the backward may read: helpers do not see it change."""
+        assert self._attempt is not None
+        self._state = read_in_backward(self._attempt.call.module)
+
+    def _has_other_state(self) -> bool:
+        attempt = self._attempt
+        return (
+            self._state is not None
+            and attempt is not None
+            and changed(self._state, read_in_backward(attempt.call.module)) != {}
+        )
 
     def has_operand(self, place: int) -> bool:
         """Return whether other outputs are computed from the one at a place."""
@@ -289,6 +323,7 @@ class NodeCall:
         With gradients enabled it computes them by operations that can be differentiated again.
         """
         creates_graph, sources = torch.is_grad_enabled(), self.sources
+        pass_by_hooks(sources)
         is_modified = [version_of(source) for source in sources] != self._versions
         replaced = _replaced(self._data)
         rewritten = [] if is_modified or replaced else _rewritten(self._values)
@@ -302,6 +337,8 @@ class NodeCall:
             replaced or rewritten
         ):  # the graph of a whole call has the new values where torch reads them again
             self._signature.stay_unsplit(REPLACED)
+        elif self._has_other_state():
+            self._signature.stay_unsplit(OTHER_IN_BACKWARD)
         else:
             averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
             if averages is not None:

@@ -24,7 +24,7 @@ from samestep.autopilot.split.loss_reduction import (
     reducing_nodes,
 )
 from samestep.autopilot.split.random_draws import DrawPlan
-from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
+from samestep.autopilot.split.sharded_autograd import BatchSplit, in_place_of, memory_order
 from samestep.autopilot.state.sample_reads import Site
 from samestep.autopilot.state.saved_state import SideOutput
 from samestep.base.errors import UsageError
@@ -127,8 +127,7 @@ def mean_over_ranks(
         factor = factor.masked_fill(total == 0, 1.0)
         _exclude(part, weighted.is_ignored & (total != 0), reading)
     factor = factor.to(torch.promote_types(values.dtype, torch.float32))
-    result: Tensor = _InPlaceOf.apply(part, mean, factor)  # type: ignore[no-untyped-call]
-    return result
+    return in_place_of(part, mean, factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +165,6 @@ def _table(weight: Tensor, further: Sequence[Weight], world: World) -> Tensor:
     weights = torch.stack([weight, *(_finite(term.on(weight.device)) for term in further)])
     rank, after = world.place.rank, world.place.size - world.place.rank - 1
     return pad(weights, (rank * len(weights), after * len(weights)))
-
-
-class _InPlaceOf(torch.autograd.Function):
-    """A value that replaces another one, whose gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, _: Tensor, value: Tensor, factor: Tensor) -> Tensor:
-        ctx.factor = factor
-        return value.clone()  # no view, which a script may not write to
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wide = grad.to(torch.promote_types(grad.dtype, ctx.factor.dtype))
-        return (wide * ctx.factor).to(grad.dtype), None, None
 
 
 def _are_not_proportional(table: Tensor) -> Tensor:
@@ -340,6 +325,8 @@ class SplitPlan:
     """Whether an output or side output shares memory with another one, an argument or the module."""
     rewrites: bool = False
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
+    reads_late: bool = False
+    """Whether the backward may read what the script changes after the call."""
 
     def way(self) -> tuple[Any, ...]:
         """Return what plans have in common that split calls in the same way."""

@@ -45,7 +45,7 @@ from samestep.autopilot.state.reachable_state import (
     reached,
     walked,
 )
-from samestep.autopilot.state.saved_state import is_count
+from samestep.autopilot.state.saved_state import is_count, version_of
 from samestep.hooks import module_parts
 from samestep.hooks.object_graph import Key
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
@@ -400,6 +400,17 @@ def _end_of(values: Any) -> Any:
     if is_deque and any(isinstance(element, Tensor) for element in known):
         return tuple(map(id, known))
     return known[-1] if isinstance(known[-1], PLAIN) else None
+
+
+def read_in_backward(module: nn.Module) -> Attributes:
+    """Return the state that code of the script may read in a backward: flags, numbers, writes to buffers."""
+    reach = Reach.of(module)
+    state = {**reach.plain, **reach.of_tensors}
+    for place, part in enumerate(modules_of(module)):
+        for name, buffer in part._buffers.items():  # noqa: SLF001 - faster than named_buffers
+            if buffer is not None and name != _BATCHES:
+                state[place, f"{name}.<writes>"] = id(buffer), version_of(buffer)
+    return state
 
 
 def counters(before: Attributes, after: Attributes) -> list[Key]:

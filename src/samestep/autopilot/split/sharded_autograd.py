@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
+from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding import share
 from samestep.ranks.world.protocol import World
@@ -141,8 +143,26 @@ class _Add(torch.autograd.Function):
         return grad * ctx.factor, None, None
 
 
+class _InPlaceOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor
+        return value.clone()  # no view, which a script may not write to
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wide = grad.to(torch.promote_types(grad.dtype, ctx.factor.dtype))
+        return (wide * ctx.factor).to(grad.dtype), None, None
+
+
+def in_place_of(part: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+    """Return a value that replaces one of this rank, whose gradient is multiplied by a factor."""
+    result: Tensor = _InPlaceOf.apply(part, value, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
-_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls}  # noqa: SLF001
+_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls, _InPlaceOf._backward_cls}  # noqa: SLF001
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
@@ -157,6 +177,17 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 waiting.append(next_node)
+
+
+def python_nodes(outputs: Iterable[Tensor]) -> list[BackwardCFunction]:
+    """Return the nodes in the graph of some outputs whose backward is the script's own code."""
+    return [node for node in nodes_of(outputs) if isinstance(node, BackwardCFunction)]
+
+
+def keeps_objects(node: BackwardCFunction) -> bool:
+    """Return whether the backward of a node has objects of forward, which the script may change."""
+    plain = (*PLAIN, tuple, list, torch.dtype, torch.device)
+    return any(not isinstance(value, plain) for value in vars(node).values())
 
 
 def leaves_in_order(outputs: Iterable[Tensor]) -> list[Tensor]:

@@ -92,6 +92,16 @@ class SliceContext:
 current_slice: ContextVar[SliceContext | None] = ContextVar("samestep_slice", default=None)
 """The slice that the calling thread computes, for the first time or again; None outside of split calls."""
 
+
+@dataclass(slots=True)
+class Recomputations:
+    """Counts the parts of slices that backwards of any thread have computed again."""
+
+    number: int = 0
+
+
+recomputations = Recomputations()
+
 is_checkpointed: ContextVar[bool] = ContextVar("samestep_checkpointed", default=False)
 """Whether an activation checkpoint of the script, outside of split calls, computes its function."""
 
@@ -116,6 +126,7 @@ def slice_aware_functions() -> Iterator[None]:
         def of_slice(*args: Any, **named: Any) -> Any:
             if current_slice.get() is not None:
                 return function(*args, **named)
+            recomputations.number += 1
             with context.again(*before):
                 return function(*args, **named)
 

@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf, isfinite
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -41,6 +41,9 @@ from samestep.hooks.tensor_tree import tensors_in
 Undo: TypeAlias = Callable[[], object]
 SideOutput: TypeAlias = tuple[str, str]
 """An attribute to which a module assigns tensors: the name of the submodule, and that of the attribute."""
+
+Held: TypeAlias = tuple[list[int | None], dict[SideOutput, tuple[int, ...]]]
+"""The versions of a module's tensors, and the tensors that its attributes hold."""
 
 
 class SavedState:
@@ -133,6 +136,23 @@ class SavedState:
             if version_of(tensor) != version and _equal(tensor, self._saved[id(tensor)]):
                 return name
         return None
+
+    def held(self) -> Held:
+        """Return the versions of tensors, and the tensors that attributes hold; see `changed_since`."""
+        return self.versions(), {key: _ids(value) for key, value in self.left().items()}
+
+    def changed_since(self, before: Held) -> str | None:
+        """Return the name of a tensor that was written to, or assigned to an attribute, since `held`."""
+        (versions, ids), (versions_now, ids_now) = before, self.held()
+        pairs = zip(self._named, versions, versions_now, strict=True)
+        # An activation checkpoint counts a batch again, on each worker alike.
+        written = (
+            name
+            for name, version, now in pairs
+            if version != now and not name.endswith("num_batches_tracked")
+        )
+        assigned = (key for (owner, key), now in ids_now.items() if ids.get((owner, key)) != now)
+        return next(chain(written, assigned), None)
 
     def counting_tensors(self) -> list[str]:
         """Return the names of tensors of one element that has changed by an integer, except batch norm's."""

@@ -1,0 +1,268 @@
+"""Backwards that run code of the script: hooks on weights, and functions with a backward of their own."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from support.split_check_models import drawn
+
+
+def weighted(model):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.data = drawn(*parameter.shape, seed=number) * 0.3
+    return model.double()
+
+
+class Heads(nn.Module):
+    """Two heads, of which the losses below use one at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.first(h), self.second(h)
+
+
+def clipped_by_hooks(model):
+    """Hooks would raise an error if they got None."""
+    for weight in model.parameters():
+        weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def clipped_by_hook_on_one(model):
+    model.second.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def descending(model):
+    def descend(weight):
+        weight.data.sub_(weight.grad * 0.1)
+        weight.grad = None
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(descend)
+
+
+def with_hooks_on_heads(register):
+    """Return losses, weights, and which weights have no gradient in each step."""
+    model, found, missing = weighted(Heads()), [], []
+    register(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for number in range(6):
+        optimizer.zero_grad()
+        loss = model(drawn(7, 5, seed=number))[number % 2].square().mean()
+        loss.backward()
+        missing += [float(weight.grad is None) for weight in model.parameters()]
+        optimizer.step()
+        found.append(loss.item())
+    return [*found, *missing, *(weight.sum().item() for weight in model.parameters())]
+
+
+@pytest.mark.parametrize("register", [clipped_by_hooks, clipped_by_hook_on_one, descending])
+def test_hooks_on_weights_that_a_loss_does_not_use_are_not_called(compared, register):
+    split, unsplit, _ = compared(with_hooks_on_heads, register)
+    assert (split, unsplit) == (6, 0)
+
+
+class Norm(torch.autograd.Function):
+    """Keeps the norm of its gradient in a buffer."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        ctx.owner = owner
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.owner.norm.copy_(gradient.norm())
+        return gradient, None
+
+
+class Tap(torch.autograd.Function):
+    """Assigns its gradient to an attribute."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        ctx.owner = owner
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.owner.kept = gradient.clone()
+        return gradient, None
+
+
+class Reversal(torch.autograd.Function):
+    """Reads the factor of its gradient in the backward."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        ctx.owner = owner
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.owner.scale * gradient, None
+
+
+class Limit(torch.autograd.Function):
+    """Limits the norm of its gradient."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        norm = gradient.norm()
+        return gradient * (200 / norm) if norm > 200 else gradient, None
+
+
+class Drop(torch.autograd.Function):
+    """Drops what is small in its gradient."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.where(gradient.abs() < 1e-3, 0 * gradient, gradient), None
+
+
+class Once(torch.autograd.Function):
+    """Releases what its backward needs."""
+
+    @staticmethod
+    def forward(ctx, x, owner):
+        ctx.factor = 2
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        factor = ctx.factor
+        del ctx.factor
+        return factor * gradient, None
+
+
+class Applies(nn.Module):
+    function, of_weight = None, False
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.scale, self.kept = nn.Linear(5, 8), nn.Linear(8, 4), 1.0, None
+        self.register_buffer("norm", torch.zeros(()))
+
+    def forward(self, x):
+        h, weight = torch.tanh(self.one(x)), self.two.weight
+        if self.of_weight:
+            weight = self.function.apply(weight, self)
+        else:
+            h = self.function.apply(h, self)
+        return nn.functional.linear(h, weight)
+
+
+class KeepsNorm(Applies):
+    function = Norm
+
+
+class Taps(Applies):
+    function = Tap
+
+
+class Reverses(Applies):
+    function = Reversal
+
+
+class Limits(Applies):
+    function = Limit
+
+
+class Drops(Applies):
+    function, of_weight = Drop, True
+
+
+class RunsOnce(Applies):
+    function = Once
+
+
+class Recomputes(Applies):
+    """Computes a part again in the backward, by what it then holds."""
+
+    def forward(self, x):
+        h = torch.utils.checkpoint.checkpoint(
+            lambda y: (self.one(y) * self.scale).tanh(), x, use_reentrant=False
+        )
+        return self.two(h)
+
+
+def with_own_backward(make, factor, *, changes=False):
+    """Return losses, weights and what the backward has kept; the script may change what it reads."""
+    model = weighted(make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / factor)
+    found = []
+    for number in range(6):
+        model.scale = 1.0
+        optimizer.zero_grad()
+        loss = model(drawn(7, 5, seed=number)).square().mean()
+        if changes:
+            model.scale = 1.0 + number
+        (factor * loss).backward()
+        optimizer.step()
+        found += [loss.item(), model.norm.item(), 0.0 if model.kept is None else model.kept.norm().item()]
+    return [*found, *(weight.sum().item() for weight in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"), [(KeepsNorm, 1), (Taps, 1), (Limits, 1e4), (Drops, 0.02)], ids=lambda case: str(case)
+)
+def test_a_backward_that_is_none_of_slices_is_of_the_whole_batch(compared, make, factor):
+    split, unsplit, _ = compared(with_own_backward, make, factor)
+    assert (split, unsplit) == (0, 6)
+
+
+@pytest.mark.parametrize("make", [Reverses, Recomputes])
+def test_a_backward_reads_what_the_script_has_changed_since_the_call(compared, make):
+    split, unsplit, _ = compared(partial(with_own_backward, changes=True), make, 1)
+    assert split > 0
+    assert unsplit > 0
+
+
+@pytest.mark.parametrize("make", [Reverses, Recomputes, RunsOnce])
+def test_calls_with_a_backward_of_their_own_are_split(compared, make):
+    split, unsplit, _ = compared(with_own_backward, make, 1)
+    assert (split, unsplit) == (6, 0)
+
+
+class WithLoss(Applies):
+    def forward(self, x):
+        scores = self.two(torch.tanh(self.one(x)))
+        return scores, scores.square().mean()
+
+
+class Scores(WithLoss):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Losses(WithLoss):
+    def forward(self, x):
+        return super().forward(x)[1]
+
+
+def printed(make):
+    """Return which names of operations printed outputs have."""
+    model = weighted(make())
+    names = "AddmmBackward0", "MeanBackward0"
+    outputs = [model(drawn(7, 5, seed=number)) for number in range(3)]
+    texts = [str(output[1] if isinstance(output, tuple) else output) for output in outputs]
+    return [float(f"grad_fn=<{name}>" in text) for name in names for text in texts]
+
+
+@pytest.mark.parametrize("make", [Scores, Losses, WithLoss])
+def test_a_printed_output_names_the_operation_that_has_computed_it(compared, make):
+    split, unsplit, _ = compared(printed, make)
+    assert (split, unsplit) == (3, 0)
