@@ -1,5 +1,6 @@
 """Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
+import random
 import re
 import sys
 from contextlib import nullcontext
@@ -160,6 +161,34 @@ def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worke
     work = partial(train, number_of_steps=9)
     split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
     assert (split, unsplit) == (8, 1)
+
+
+class MixesSeldom(Net):
+    """Mixes samples in one of some twenty calls."""
+
+    def forward(self, x):
+        if random.random() < 0.05:
+            x = 0.6 * x + 0.4 * x.flip(0)
+        return self.two(torch.relu(self.one(x)))
+
+
+class MixesSeldomByTensor(Net):
+    def forward(self, x):
+        if torch.rand(()) < 0.05:
+            x = x[torch.randperm(len(x))]
+        return self.two(torch.relu(self.one(x)))
+
+
+def train_seeded(make, steps):
+    random.seed(2)
+    torch.manual_seed(2)
+    return train(make, steps, number_of_steps=40)
+
+
+@pytest.mark.parametrize("make", [MixesSeldom, MixesSeldomByTensor])
+def test_a_random_branch_that_no_check_has_taken_has_the_result_of_one_worker(trained, make):
+    split, unsplit, _ = trained(make, plain, work=train_seeded)
+    assert min(split, unsplit) > 0
 
 
 class CountsInNewGlobal(Plain):

@@ -9,7 +9,7 @@ import hashlib
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ from samestep.autopilot.split.call_plans import (
 from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.loss_reduction import read_reduction, watching_reductions
-from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
+from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws, Operation
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice
@@ -140,6 +140,8 @@ class SplitComparison:
 
         self._inner: bool | None = None
         """Whether samples vary faster than positions in flattened draws; None if unknown."""
+        self._operations: set[Operation] = set()
+        """What slices that draw random numbers have computed in the comparisons so far."""
         self.reads = ReadRecord()
         """The values that forward has read from its samples in the comparisons so far."""
         self.difference: Difference | None = None
@@ -148,6 +150,7 @@ class SplitComparison:
     def forget(self) -> None:
         """Allow all ways to gather outputs and to draw again."""
         self._gatherings = self._inner = None
+        self._operations = set()
         self.reads = ReadRecord()
 
     def split(
@@ -241,7 +244,11 @@ class SplitComparison:
         if whole.reads.values:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = compared
-        return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views))
+        plan = None
+        if mode is not None:
+            self._operations |= mode.operations
+            plan = replace(mode.plan(), operations=frozenset(self._operations))
+        return SplitResult(gatherings, result, plan, bool(views))
 
     def _compared(
         self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool

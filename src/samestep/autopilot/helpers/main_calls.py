@@ -50,7 +50,7 @@ from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
-from samestep.autopilot.split.slice_call import Forward
+from samestep.autopilot.split.slice_call import Forward, OtherBranchError
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
     LAZY,
@@ -76,6 +76,9 @@ DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
+OTHER_BRANCH = "it draws random numbers, and takes a branch that the checked calls did not take"
+_SURPRISES = (KEEPS_OTHER, OTHER_BRANCH)
+"""Reasons of one call, after which the next is checked."""
 
 
 CallState: TypeAlias = tuple[Reach, Attributes, Signature]
@@ -418,7 +421,7 @@ class MainCalls:
         module = attempt.call.module
         self.exchange.release(attempt.number)
         self.exchange.mirrored.pop(module, None)
-        decide = calls.check_again if why == KEEPS_OTHER else calls.stay_unsplit
+        decide = calls.check_again if why in _SURPRISES else calls.stay_unsplit
         decide(why, in_parts=may_call_parts(module))
 
     def _is_first_to_continue(
@@ -469,7 +472,8 @@ class MainCalls:
             self.exchange.fail()
             if is_of_signal(error):
                 raise
-            return f"{RAISED} ({in_one_line(error)})"
+            raised = f"{RAISED} ({in_one_line(error)})"
+            return OTHER_BRANCH if isinstance(error, OtherBranchError) else raised
         return PRINTS if printed.any else result
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
