@@ -321,6 +321,7 @@ class EquivalenceCheck:
         return SplitPlan(
             *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
             rewrites=whole.rewrites,
+            operations=result.operations,
         )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:

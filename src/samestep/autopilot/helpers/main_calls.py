@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
@@ -48,9 +49,10 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
+from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
-from samestep.autopilot.split.slice_call import Forward, OtherBranchError
+from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split_calls import (
     LAZY,
@@ -76,7 +78,7 @@ DIFFERS = "a later call gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
-OTHER_BRANCH = "it draws random numbers, and takes a branch that the checked calls did not take"
+OTHER_BRANCH = "it takes a branch that the checked calls did not take"
 _SURPRISES = (KEEPS_OTHER, OTHER_BRANCH)
 """Reasons of one call, after which the next is checked."""
 
@@ -447,6 +449,8 @@ class MainCalls:
             Exception: what a handler of a signal has raised meanwhile.
         """
         call, (_, plan) = attempt.call, attempt.plan
+        if self._signatures.may_branch_anew(call.module):
+            plan = replace(plan, watches_operations=True)
         try:
             attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]

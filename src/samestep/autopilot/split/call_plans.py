@@ -5,7 +5,7 @@ gathered after a call, like its outputs, and sliced before the next call, which 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from samestep.autopilot.split.loss_reduction import (
     read_reduction,
     reducing_nodes,
 )
+from samestep.autopilot.split.operations import Operation
 from samestep.autopilot.split.random_draws import DrawPlan
 from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.autopilot.state.sample_reads import Site
@@ -340,6 +341,10 @@ class SplitPlan:
     """Whether an output or side output shares memory with another one, an argument or the module."""
     rewrites: bool = False
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
+    operations: Set[Operation] | None = None
+    """The operations of this rank's slices in the checks; None if they are those of compiled code."""
+    watches_operations: bool = False
+    """Whether a number has a value that no check has had, so that forward may take another branch."""
 
     def way(self) -> tuple[Any, ...]:
         """Return what plans have in common that split calls in the same way."""

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.split.operations import OperationRecorder
 from samestep.autopilot.split.sharded_autograd import BatchSplit, inverse, memory_order
 from samestep.autopilot.split.slice_context import PackedRows, current_slice
 from samestep.hooks.random_draws import RngState
@@ -84,8 +84,6 @@ class DrawPlan:
 
     draws: tuple[PlannedDraw, ...]  # the draws of the unsplit call, in their order
     inner: bool  # whether samples vary faster than positions, if one dimension combines both
-    # what this rank's slices have computed in the checks: another random number may lead to another branch
-    operations: Set["Operation"] = frozenset()
 
     def repeated(
         self, draw: DrawType, shape: Sequence[int], samples: int, packings: Sequence[PackedRows] = ()
@@ -186,23 +184,14 @@ FUSED_ATTENTION = (
 Draw: TypeAlias = Callable[[BatchDraw, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-Operation: TypeAlias = tuple[Any, Any]
-"""An operation of torch, and the dimensions that it is given: those of samples may be among them."""
-
-
-class _DrawMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that executes each random draw by `_draw`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: set[Operation] = set()
-        """All operations so far."""
+class _DrawMode(OperationRecorder):  # type: ignore[no-untyped-call]
+    """A context that executes each random draw by `_draw`, and records all operations."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        self.operations.add((func, _dims_of(func, args, kwargs or {})))
+        self.record(func, args, kwargs or {})
         if not _is_seeded(func):
             return func(*args, **(kwargs or {}))
         if func.has_kernel_for_dispatch_key(_COMPOSITE):  # it draws by others; only in inference mode
@@ -328,12 +317,6 @@ class GlobalDraws(SplitDraws):  # type: ignore[no-untyped-call]
         if self._is_numbered and self._plan is not None and self.number != len(self._plan.draws):
             self.unknown.add(f"{self.number} draws, and {len(self._plan.draws)} in the check")
 
-    @property
-    def unchecked(self) -> str:
-        """The operations that no check has had, as names."""
-        known = self.operations if self._plan is None else self._plan.operations
-        return ", ".join(sorted({str(func.overloadpacket) for func, _ in self.operations - known}))
-
     def _wide(
         self,
         shape: Sequence[int],
@@ -413,7 +396,7 @@ class InferredDraws(GlobalDraws):  # type: ignore[no-untyped-call]
             dim, packings = self._dims.get(number), self._packed.get(number, ())
             every = 1 if dim is None or packings else record.shape[dim] // total
             draws.append(PlannedDraw(record, dim, every, packings))
-        return DrawPlan(tuple(draws), self._inner, frozenset(self.operations))
+        return DrawPlan(tuple(draws), self._inner)
 
 
 def _of_packed(shape: Sequence[int], packing: PackedRows, order: tuple[int, ...]) -> BatchDraw:
@@ -436,23 +419,6 @@ def _name(func: Any) -> str:
 def _is_seeded(func: Any) -> bool:
     """Return whether an operation draws random numbers; kept, as `tags` is a new list each time."""
     return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _dims_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the dimensions that an operation is given; None if it has no such argument."""
-    place = _place_of_dims(func)
-    if place is None:
-        return None
-    number, name = place
-    dims = args[number] if number < len(args) else kwargs.get(name)
-    return tuple(dims) if isinstance(dims, list) else dims
-
-
-@functools.cache
-def _place_of_dims(func: Any) -> tuple[int, str] | None:
-    """Return the number and the name of the argument that is a dimension, or several; None if none is."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public spelling
-    return next(((number, name) for number, name in enumerate(names) if name in ("dim", "dims")), None)
 
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
