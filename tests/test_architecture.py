@@ -32,6 +32,7 @@ CAUGHT = {
     "MirrorError": "the calls of the module are not split",
     "NoSharedMemory": "the world uses its back end",
     "NotConnected": "the world uses its back end",
+    "OtherBranchError": "the call is not split",
     "OtherRankFailedError": "the rank that failed raises its error",
     "StepLimitReached": "ends a recipe that is measured",
     "TrainsError": "the call is not split",

@@ -1,5 +1,6 @@
 """Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
+import random
 import re
 import sys
 from contextlib import nullcontext
@@ -160,6 +161,67 @@ def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worke
     work = partial(train, number_of_steps=9)
     split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
     assert (split, unsplit) == (8, 1)
+
+
+class MixesSeldom(Net):
+    """Mixes samples in one of some twenty calls."""
+
+    def forward(self, x):
+        if random.random() < 0.05:
+            x = 0.6 * x + 0.4 * x.flip(0)
+        return self.two(torch.relu(self.one(x)))
+
+
+class MixesSeldomByTensor(Net):
+    def forward(self, x):
+        if torch.rand(()) < 0.05:
+            x = x[torch.randperm(len(x))]
+        return self.two(torch.relu(self.one(x)))
+
+
+def train_seeded(make, steps):
+    random.seed(2)
+    torch.manual_seed(2)
+    return train(make, steps, number_of_steps=40)
+
+
+@pytest.mark.parametrize("make", [MixesSeldom, MixesSeldomByTensor])
+def test_a_random_branch_that_no_check_has_taken_has_the_result_of_one_worker(trained, make):
+    split, unsplit, _ = trained(make, plain, work=train_seeded)
+    assert min(split, unsplit) > 0
+
+
+class CentresLate(Net):
+    """Compares samples in the last calls, by a number that no constant of its code is."""
+
+    def forward(self, x, step, total):
+        scores = self.two(torch.relu(self.one(x)))
+        return scores - scores.mean(0) if step > 0.7 * total else scores
+
+
+class CentresLittleByLittle(Net):
+    def forward(self, x, weights):
+        scores = self.two(torch.relu(self.one(x)))
+        return weights[0] * scores - weights[1] * scores.mean(0)
+
+
+def of_step(model, number):
+    return F.cross_entropy(model(drawn(7, 5, seed=number), number, 20), labels(7, seed=number))
+
+
+def weighted_by_step(model, number):
+    weights = torch.tensor([1.0, max(0, number - 2)], dtype=torch.float64)
+    return F.cross_entropy(model(drawn(7, 5, seed=number), weights), labels(7, seed=number))
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "some_are_split"),
+    [(CentresLate, of_step, True), (CentresLittleByLittle, weighted_by_step, False)],
+)
+def test_samples_that_are_compared_in_late_steps_are_those_of_the_batch(trained, make, steps, some_are_split):
+    split, unsplit, _ = trained(make, steps, work=partial(train, number_of_steps=20))
+    assert unsplit > 0
+    assert (split > 0) is some_are_split
 
 
 class CountsInNewGlobal(Plain):

@@ -329,6 +329,7 @@ class EquivalenceCheck:
             *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
             rewrites=whole.rewrites,
             reads_late=self._reads_late,
+            operations=result.operations,
         )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:

@@ -55,6 +55,8 @@ models can be called.
 _LEAST_FACTOR, _FACTORS, _SHIFT = 0.5, 0.4, 0.05
 """Inputs are multiplied by 0.5 to 0.9, and increased by at most 0.05 of the largest: they stay in their
 range."""
+_MOST_NUMBERS = 16
+"""Elements of a tensor of numbers that are those of no sample, such as weights of losses: a guess."""
 _OTHER_SAMPLES = 0.3
 """The part of the elements of indices that are those of another sample."""
 _FLIPPED, _EMPTIED, _PADDED = 0.15, 0.2, 0.1
@@ -258,6 +260,8 @@ def disturbed_inputs(
                 last, number = _last_samples(path, value, dims, count), how.empties[1]
                 smallest = tensor.detach().amin(dims[path], keepdim=True)
                 last.copy_(smallest) if number is None else last.fill_(number)
+        elif how.inputs and value.is_floating_point() and 0 < value.numel() <= _MOST_NUMBERS:
+            value = _other_numbers(value, generator)
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
@@ -359,6 +363,17 @@ def _other_values(value: Tensor, generator: torch.Generator) -> Tensor:
     if value.is_complex():
         return value
     return _other_integers(value, generator)
+
+
+def _other_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return other numbers in the same order, such as times; none is 0, as weights are in the first steps."""
+    factor, shift = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
+    finite = torch.isfinite(value)
+    largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
+    moved: Tensor = value.double() * (_LEAST_FACTOR + _FACTORS * factor) + _SHIFT * (largest or 1.0) * (
+        1 + shift
+    )
+    return moved.to(value.dtype)
 
 
 def _of_other_samples(value: Tensor, dim: int, generator: torch.Generator) -> Tensor:

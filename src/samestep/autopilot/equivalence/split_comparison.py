@@ -7,7 +7,7 @@ its calls before a result is used.
 
 import hashlib
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
@@ -37,6 +37,7 @@ from samestep.autopilot.split.call_plans import (
 from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
 from samestep.autopilot.split.loss_reduction import read_reduction, watching_reductions
+from samestep.autopilot.split.operations import Operation, OperationRecorder
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, tensors_beside, views_in
@@ -126,6 +127,8 @@ class SplitResult:
     draws: DrawPlan | None
     has_views: bool = False
     """Whether a result of this rank shares memory with another one, an argument or the module."""
+    operations: Set[Operation] | None = None
+    """The operations of this rank's slices so far; None if they are those of compiled code."""
 
 
 class SplitComparison:
@@ -140,6 +143,8 @@ class SplitComparison:
 
         self._inner: bool | None = None
         """Whether samples vary faster than positions in flattened draws; None if unknown."""
+        self._operations: set[Operation] = set()
+        """The operations of this rank's slices in the comparisons so far."""
         self.reads = ReadRecord()
         """The values that forward has read from its samples in the comparisons so far."""
         self.difference: Difference | None = None
@@ -148,6 +153,7 @@ class SplitComparison:
     def forget(self) -> None:
         """Allow all ways to gather outputs and to draw again."""
         self._gatherings = self._inner = None
+        self._operations = set()
         self.reads = ReadRecord()
 
     def split(
@@ -206,6 +212,7 @@ class SplitComparison:
         outputs, beside = None, list[tuple[Tensor, Tensor]]()
         reads = SampleReads(watches=precise is not None)  # the script may get these results
         checked = CheckedPositions() if is_watched else nullcontext()
+        recorder = OperationRecorder() if mode is None else mode
         # An output may be a sum or a mean over samples if no dimension holds them.
         shapes = [tensor.shape for tensor in whole.outputs.values()]
         watches = not all(any(size % split.total == 0 for size in shape) for shape in shapes)
@@ -217,6 +224,7 @@ class SplitComparison:
                     nullcontext() if precise is None else quiet(),
                     precise or checked,
                     watching or nullcontext(),
+                    recorder if mode is None and is_watched else nullcontext(),
                 ):
                     part = arguments.sliced(split, dims)
                     if precise is None:
@@ -241,7 +249,9 @@ class SplitComparison:
         if whole.reads.values:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = compared
-        return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views))
+        self._operations |= recorder.operations
+        operations = frozenset(self._operations) if is_watched else None
+        return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views), operations)
 
     def _compared(
         self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool

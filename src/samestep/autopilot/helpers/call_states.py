@@ -127,7 +127,7 @@ class SignatureCalls:
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
     surprises: int = 0
-    """The calls that kept tensors which their check had not seen."""
+    """The calls that kept tensors, or took branches, which their check had not seen."""
 
     def begin_check(self, number: int, arguments: CallArguments) -> Checking:
         """Begin a check with a call."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
@@ -48,6 +49,7 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.call_signatures import CallSignatures, Signature
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
+from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
 from samestep.autopilot.split.slice_call import Forward
@@ -77,6 +79,9 @@ BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
 WRITES_OTHER = "it writes to tensors to which the checked calls did not write"
+OTHER_BRANCH = "it takes a branch that the checked calls did not take"
+_SURPRISES = (KEEPS_OTHER, WRITES_OTHER, OTHER_BRANCH)
+"""Reasons of one call, after which the next is checked."""
 
 
 CallState: TypeAlias = tuple[Reach, Attributes, Signature]
@@ -429,7 +434,7 @@ class MainCalls:
         module = attempt.call.module
         self.exchange.release(attempt.number)
         self.exchange.mirrored.pop(module, None)
-        decide = calls.check_again if why in (KEEPS_OTHER, WRITES_OTHER) else calls.stay_unsplit
+        decide = calls.check_again if why in _SURPRISES else calls.stay_unsplit
         decide(why, in_parts=may_call_parts(module))
 
     def _is_first_to_continue(
@@ -455,6 +460,8 @@ class MainCalls:
             Exception: what a handler of a signal has raised meanwhile.
         """
         call, (_, plan) = attempt.call, attempt.plan
+        if self._signatures.may_branch_anew(call.module):
+            plan = replace(plan, watches_operations=True)
         try:
             attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]
@@ -481,7 +488,8 @@ class MainCalls:
             self.exchange.fail()
             if is_of_signal(error):
                 raise
-            return f"{RAISED} ({in_one_line(error)})"
+            raised = f"{RAISED} ({in_one_line(error)})"
+            return OTHER_BRANCH if isinstance(error, OtherBranchError) else raised
         return PRINTS if printed.any else result
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:

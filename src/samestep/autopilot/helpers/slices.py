@@ -27,6 +27,7 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_of, sparse_places, unaveraged
 from samestep.autopilot.split.loss_reduction import watching_reductions
+from samestep.autopilot.split.operations import OperationRecorder, check_operations
 from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
@@ -277,12 +278,19 @@ class RankSlices:
         before: RngState | None,
     ) -> Any:
         """Return the outputs of this rank's slice."""
+        name = type(module).__name__
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
-        reads = GuardedReads(plan.reads, type(module).__name__) if plan.reads else None
+        reads = GuardedReads(plan.reads, name) if plan.reads else None
+        watches = plan.watches_operations and draws is None
+        recorder: OperationRecorder | None = OperationRecorder() if watches else None
         written = WrittenTensors(module, plan)
-        outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
+        with recorder or nullcontext():
+            outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
         written.agree(split)
-        check_draws(type(module).__name__, draws, before if draws is None else None, self.world.device)
+        check_draws(name, draws, before if draws is None else None, self.world.device)
+        recorder = draws or recorder
+        if recorder is not None and plan.operations is not None:
+            check_operations(name, recorder.operations, plan.operations)
         return outputs
 
     def backward(

@@ -5,7 +5,7 @@ gathered after a call, like its outputs, and sliced before the next call, which 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from samestep.autopilot.split.loss_reduction import (
     read_reduction,
     reducing_nodes,
 )
+from samestep.autopilot.split.operations import Operation
 from samestep.autopilot.split.random_draws import DrawPlan
 from samestep.autopilot.split.sharded_autograd import BatchSplit, in_place_of, memory_order
 from samestep.autopilot.state.sample_reads import Site
@@ -327,6 +328,10 @@ class SplitPlan:
     """Whether a call changes tensors of the module in place, beside those of batch norm."""
     reads_late: bool = False
     """Whether the backward may read what the script changes after the call."""
+    operations: Set[Operation] | None = None
+    """The operations of this rank's slices in the checks; None if they are those of compiled code."""
+    watches_operations: bool = False
+    """Whether a number has a value that no check has had, so that forward may take another branch."""
 
     def way(self) -> tuple[Any, ...]:
         """Return what plans have in common that split calls in the same way."""

@@ -102,6 +102,8 @@ class _States:
     """The intervals between the constants of the module's code and the first values of its guards."""
     checked: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
     """The intervals of the checked values, by the rest of the signature."""
+    is_unchecked: bool = False
+    """Whether the last call's numbers are others than those of all checks."""
     counted: set[Any] = field(default_factory=set)
     """The intervals of the attributes that calls change, in which a call was compared."""
 
@@ -135,6 +137,7 @@ class CallSignatures:
         states = self._modules.setdefault(module, _States())
         state = (plain_arguments(arguments), without(plain, states.changing))
         known = states.known[form]
+        states.is_unchecked = False
         if state in known:
             return form, state
         states.new[form] += 1
@@ -149,6 +152,7 @@ class CallSignatures:
             states.checked[form].add(place)
             known.append(state)
         else:
+            states.is_unchecked = True
             state = next((guards for guards in known if (form, guards) in failed), known[-1])
         return form, state
 
@@ -179,6 +183,11 @@ class CallSignatures:
     def are_changed_by_calls(self, module: nn.Module) -> bool:
         """Return whether calls change attributes of a module."""
         return bool(self._modules[module].changing)
+
+    def may_branch_anew(self, module: nn.Module) -> bool:
+        """Return whether a number of the last call has a value that no check has had."""
+        states = self._modules[module]
+        return states.is_unchecked or bool(states.changing)
 
     def counts_to_new_interval(self, module: nn.Module, plain: Attributes) -> bool:
         """Return whether an attribute that calls change comes to a constant, or into another interval."""

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from samestep.autopilot.split.operations import OperationRecorder
 from samestep.autopilot.split.sharded_autograd import BatchSplit, inverse, memory_order
 from samestep.autopilot.split.slice_context import PackedRows, current_slice
 from samestep.hooks.random_draws import RngState
@@ -184,16 +184,14 @@ FUSED_ATTENTION = (
 Draw: TypeAlias = Callable[[BatchDraw, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-class _DrawMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that executes each random draw by `_draw`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+class _DrawMode(OperationRecorder):  # type: ignore[no-untyped-call]
+    """A context that executes each random draw by `_draw`, and records all operations."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
+        self.record(func, args, kwargs or {})
         if not _is_seeded(func):
             return func(*args, **(kwargs or {}))
         if func.has_kernel_for_dispatch_key(_COMPOSITE):  # it draws by others; only in inference mode
