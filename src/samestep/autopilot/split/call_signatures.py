@@ -128,8 +128,11 @@ class CallSignatures:
             plain: the attributes that are guards, with their values.
             failed: the signatures whose calls stay unsplit.
         """
-        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+        kinds = "cpu", self._device.type
+        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        defaults = torch.get_default_dtype(), torch.get_default_device()
+        modes = *gradients, autocast, *defaults, torch.are_deterministic_algorithms_enabled()
         form = (module.training, *modes, arguments.form())
         states = self._modules.setdefault(module, _States())
         state = (plain_arguments(arguments), without(plain, states.changing))
@@ -138,7 +141,7 @@ class CallSignatures:
             return form, state
         states.new[form] += 1
         if states.intervals is None:
-            numbers = [value for _, value in (*state[0], *plain.items())]
+            numbers = [value for *_, value in (*state[0], *plain.items())]
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
         place = states.intervals.of(state)
         number = states.new[form]
