@@ -446,7 +446,7 @@ def _constants_in(code: CodeType) -> frozenset[Any]:
             waiting += constant.co_consts
         elif isinstance(constant, (tuple, frozenset)):
             waiting += constant
-        elif isinstance(constant, (int, float, str)):
+        elif isinstance(constant, (int, float, str, bytes)):
             constants.add(constant)
     return frozenset(constants)
 
