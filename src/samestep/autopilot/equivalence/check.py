@@ -49,7 +49,7 @@ from samestep.autopilot.split.guards import Attributes, changed, counters, kept_
 from samestep.autopilot.split.sharded_autograd import keeps_objects, python_nodes
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import recomputations
-from samestep.autopilot.state.reachable_state import is_compiled, names_in_code, reached
+from samestep.autopilot.state.reachable_state import is_compiled, names_in_code, reached, reads_gradients
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
@@ -92,6 +92,16 @@ KEPT_UNSPLIT = "samestep.batch_dim(..., dim=None) keeps it unsplit"
 """The reason for a module that the script itself keeps unsplit."""
 
 
+_OF_CALLER = "it reads the frames of its caller, which helpers do not have"
+_OF_MAIN_RANK = {
+    "_version": "it reads how often a tensor was written to, which helpers do not see",
+    "initial_seed": "it reads a seed of the script, and helpers have their own",
+    "currentframe": _OF_CALLER,
+    "_getframe": _OF_CALLER,
+}
+"""The names in code that stand for what only the main rank has, with the reason why a call is unsplit."""
+
+
 def refusal(module: nn.Module, device: torch.device) -> str | None:
     """Return the reason why no call of this module is split, if there is one before any is computed."""
     if stays_unsplit(module):
@@ -102,9 +112,10 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
     if any(isinstance(value, Iterator) for _, value in reached(module)):
         return "it reads an iterator, which cannot be rewound"
-    if "_version" in names_in_code(module):  # of a weight: a helper sees the values without the writes
-        return "it reads how often a tensor was written to, which helpers do not see"
-    return None
+    if reads_gradients(module):  # those of the weights: a helper has none
+        return "it reads gradients (`.grad`), which helpers do not have"
+    names = names_in_code(module)
+    return next((why for name, why in _OF_MAIN_RANK.items() if name in names), None)
 
 
 @dataclass(frozen=True, slots=True)

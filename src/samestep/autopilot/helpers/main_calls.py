@@ -48,7 +48,7 @@ from samestep.autopilot.split.call_plans import (
     outcome,
 )
 from samestep.autopilot.split.call_signatures import CallSignatures, Signature
-from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized
+from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized, unfollowed
 from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
 from samestep.autopilot.split.short_calls import MADE_AGAIN, SAVE_TIME, CallKind, FreshModules, ShortCalls
@@ -238,7 +238,8 @@ class MainCalls:
         """Return what a module reaches, its guards, and the signature of a call; or why they are unknown."""
         try:
             reach = Reach.of(call.module)
-            if (why := recognized(call.module, reach, call.arguments)) is not None:
+            why = recognized(call.module, reach, call.arguments) or unfollowed(call.arguments)
+            if why is not None:
                 return Obstacle(why, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
             signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())

@@ -8,6 +8,7 @@ import mmap
 import struct
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -51,8 +52,8 @@ def form_of(value: Any, tensors: list[Tensor]) -> Any:
     if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
         tensors.append(value)
         return value.device, value.dtype, tuple(value.shape), value.stride(), value.requires_grad
-    if isinstance(value, PLAIN):
-        return type(value), value
+    if type(value) in PLAIN or isinstance(value, Enum):  # an object of a derived class may have attributes
+        return type(value), value or repr(value)  # -0.0 equals 0.0
     if type(value) in (tuple, list, dict):
         parts = value.items() if type(value) is dict else enumerate(value)
         forms = [(key, form_of(part, tensors)) for key, part in parts]

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.split.sharded_autograd import BatchSplit, memory_order
 from samestep.base.errors import UsageError
 from samestep.base.renamed import warn_renamed
 from samestep.hooks.tensor_tree import Change, Path, leaves, mapped, parts_of, replaced
@@ -194,10 +194,8 @@ class CallArguments:
         )
 
     def form(self) -> tuple[Any, ...]:
-        """Return the tensors' part of the call signature: places, dimensions, dtypes, but no sizes."""
-        of_tensors = (
-            (path, tensor.dim(), tensor.dtype, tensor.is_contiguous()) for path, tensor in self.tensors()
-        )
+        """Return the tensors' part of the call signature: all that a forward may ask of them but sizes."""
+        of_tensors = ((path, *_form(tensor)) for path, tensor in leaves(self.both))
         return *of_tensors, *self.first_places.items()
 
     def total(self, dims: Dims) -> int | None:
@@ -229,6 +227,14 @@ def _copied(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         copy._is_param = True  # noqa: SLF001 - what `isinstance` asks for
     return copy
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the class of a tensor and its part in the graph, its type, and its layout in memory."""
+    in_graph = type(tensor), tensor.requires_grad, tensor.is_leaf, tensor.is_inference()
+    is_ordered = not _is_dense(tensor) or tensor.is_contiguous()
+    order = () if is_ordered else tuple(memory_order(tensor))  # that of channels last is one of several
+    return *in_graph, tensor.dim(), tensor.dtype, tensor.layout, order
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -45,19 +46,21 @@ class GuardIntervals:
         self._numbers = sorted(
             {float(number) for number in values if _is_number(number) and abs(number) < _LARGEST}
         )
-        self._texts = {constant for constant in values if isinstance(constant, str)}
+        self._texts = {constant for constant in values if isinstance(constant, _TEXTS)}
 
     def of(self, value: Any) -> Interval:
         """Return the interval of a guard: equal for values that are compared alike with all constants."""
         if _is_number(value):
             return bisect_left(self._numbers, value), bisect_right(self._numbers, value)
-        if isinstance(value, str):
-            return value if value in self._texts else str
+        if isinstance(value, _TEXTS):
+            return value if value in self._texts else type(value)
         if isinstance(value, tuple):
             return tuple(self.of(part) for part in value)
         return value
 
 
+_TEXTS = (str, bytes, PurePath)
+"""Classes of guards that are compared with constants only: a file name may be new in each call."""
 _LARGEST = 1e30  # larger constants are masks' infinities, which no value is compared with: a guess
 
 
@@ -69,7 +72,7 @@ def numbers_in(value: Any) -> list[Any]:
     """Return the numbers and texts in a structure of tuples."""
     if isinstance(value, tuple):
         return [number for part in value for number in numbers_in(part)]
-    return [value] if _is_number(value) or isinstance(value, str) else []
+    return [value] if _is_number(value) or isinstance(value, _TEXTS) else []
 
 
 Signature: TypeAlias = tuple[Any, ...]
@@ -131,8 +134,11 @@ class CallSignatures:
             plain: the attributes that are guards, with their values.
             failed: the signatures whose calls stay unsplit.
         """
-        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(self._device.type)
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+        kinds = "cpu", self._device.type
+        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        defaults = torch.get_default_dtype(), torch.get_default_device()
+        modes = *gradients, autocast, *defaults, torch.are_deterministic_algorithms_enabled()
         form = (module.training, *modes, key_of_replaced(), arguments.form())
         states = self._modules.setdefault(module, _States())
         state = (plain_arguments(arguments), without(plain, states.changing))
@@ -142,7 +148,7 @@ class CallSignatures:
             return form, state
         states.new[form] += 1
         if states.intervals is None:
-            numbers = [value for _, value in (*state[0], *plain.items())]
+            numbers = [value for *_, value in (*state[0], *plain.items())]
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
         place = states.intervals.of(state)
         number = states.new[form]

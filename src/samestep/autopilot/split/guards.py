@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, islice
 from math import copysign
 from operator import is_
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.state.reachable_state import (
+    DEEPEST,
     LISTS,
     MODULE_ATTRIBUTES,
     MOST_KEYS,
@@ -47,9 +49,9 @@ from samestep.autopilot.state.reachable_state import (
 )
 from samestep.autopilot.state.saved_state import is_count, version_of
 from samestep.hooks import module_parts
-from samestep.hooks.object_graph import Key
+from samestep.hooks.object_graph import Key, stored_in, walk
 from samestep.hooks.raw_containers import base_of, elements, is_mapping, items, length
-from samestep.hooks.tensor_tree import parts_beside_tensors, text
+from samestep.hooks.tensor_tree import leaves, parts_beside_tensors, text
 
 Attributes: TypeAlias = Mapping[Key, Any]
 """Values by the index of their module among the called module's submodules, and by their name."""
@@ -74,28 +76,50 @@ _COMPARED_BY_VALUE = (
     torch.dtype,
     torch.device,
     torch.memory_format,
+    np.dtype,
+    PurePath,
 )
+_ATOMS = (*PLAIN, *_COMPARED_BY_VALUE, FunctionType, MethodType, BuiltinFunctionType, type, Enum)
+"""Classes of values that are guards themselves, not by their parts."""
 """Classes of other values that do not change in place, and that a forward may compare."""
+_CHANGING = (Iterator, bytearray, array, memoryview, torch.UntypedStorage)
+"""Classes of arguments that a call may use up or write to; a file and a text buffer are iterators, too."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
 """Elements of arrays whose digest, and of lists whose values are guards: guesses, as each call compares
 them."""
 
 
 def plain_arguments(arguments: CallArguments) -> tuple[Any, ...]:
-    """Return the flags, numbers and texts among a call's arguments."""
+    """Return what a forward may branch on in a call's arguments, beside the form and samples of tensors.
+
+    It may ask for the class of each part, such as an empty list, which stands for no value. A tensor of one
+    number has no samples.
+    """
     named = [*enumerate(arguments.args), *arguments.kwargs.items()]
-    values: list[Any] = []
-    for name, argument in named:
-        for (_, key), value in walked(str(name), argument):
-            if isinstance(value, PLAIN):
-                values.append((key, _with_sign(value)))
-            elif isinstance(value, np.generic):
-                values.append((key, _with_sign(value.item())))
-            elif isinstance(value, (FunctionType, MethodType, Enum)):
-                values.append((key, _identity(value)))
-            elif isinstance(value, Tensor) and value.dim() == 0 and _is_flag(value):
-                values.append((key, int(value)))
-    return tuple(values)
+    return tuple(
+        (key, type(value), _guard_of(value))
+        for name, argument in named
+        for (_, key), value in islice(walked(str(name), argument), MOST_OBJECTS)
+    )
+
+
+def _guard_of(value: Any) -> Any:
+    """Return a number, a text, or another value with a hash that stands for this one; None if parts do."""
+    if isinstance(value, (*PLAIN, np.generic)):
+        guard = _with_sign(value.item() if isinstance(value, np.generic) else value)
+    elif isinstance(value, _COMPARED_BY_VALUE):
+        guard = value
+    elif isinstance(value, _ATOMS):
+        guard = _identity(value)
+    elif isinstance(value, slice):  # it has no hash in each Python
+        guard = tuple(map(_guard_of, (value.start, value.stop, value.step)))
+    elif isinstance(value, Tensor):
+        guard = _with_sign(value.item()) if _is_constant(value) else None
+    elif isinstance(value, np.ndarray):
+        guard = value.dtype, _few_numbers(value)
+    else:
+        guard = _digest_of_numbers(value)
+    return guard
 
 
 def plain_attributes(module: nn.Module) -> Attributes:
@@ -205,12 +229,8 @@ def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[K
     plain: dict[Key, Any] = {}
     of_tensors: dict[Key, Any] = {}
     for key, value in values:
-        if isinstance(value, PLAIN):
-            plain[key] = _with_sign(value)
-        elif isinstance(value, _COMPARED_BY_VALUE):
-            plain[key] = _with_sign(value.item()) if isinstance(value, np.generic) else value
-        elif isinstance(value, (FunctionType, MethodType, BuiltinFunctionType, type, Enum)):
-            plain[key] = _identity(value)
+        if isinstance(value, _ATOMS):
+            plain[key] = _guard_of(value)
         elif isinstance(value, Tensor):
             if _is_short(value):
                 of_tensors[key] = tuple(value.flatten().tolist())
@@ -254,6 +274,10 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
             if buffer is not None and name != _BATCHES and _is_number(buffer):
                 of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
+        for name, tensor in chain(part._parameters.items(), part._buffers.items()):  # noqa: SLF001
+            if tensor is not None and (marks := vars(tensor)):
+                atoms = ((mark, value) for mark, value in [*marks.items()] if isinstance(value, _ATOMS))
+                plain.update(((place, f"{name}.{mark}"), _guard_of(value)) for mark, value in atoms)
         for parameter in part._parameters.values():  # noqa: SLF001
             if parameter is not None:
                 trainable += parameter.requires_grad
@@ -278,7 +302,9 @@ def _identity(value: Any) -> int:
 def _few_numbers(value: Any) -> tuple[Any, ...] | None:
     """Return the flags, numbers and texts in a short list, set, array or storage; None for others."""
     if isinstance(value, np.ndarray):
-        return tuple(value.flat) if value.size <= _MOST_OF_LIST and value.dtype != object else None
+        return (
+            tuple(value.flatten().tolist()) if value.size <= _MOST_OF_LIST and value.dtype != object else None
+        )
     base = base_of(value)
     if base in (*LISTS, set):
         values = tuple(elements(value)) if length(value) <= _MOST_OF_LIST else None
@@ -314,6 +340,14 @@ def _digest_of_items(container: Any) -> str:
     return str(hash(frozenset(hashes) if is_set else tuple(hashes)))
 
 
+def _digest_of_numbers(value: Any) -> str | None:
+    """Return a text that changes with the numbers and texts of a long container; None for all others."""
+    if base_of(value) is None or length(value) <= MOST_KEYS:
+        return None
+    parts = (part for _, part in items(value)) if is_mapping(value) else elements(value)
+    return _digest_of_items(value) if all(isinstance(part, PLAIN) for part in parts) else None
+
+
 def _is_short(tensor: Tensor) -> bool:
     """Return whether a tensor has few numbers, none of them trained.
 
@@ -327,6 +361,11 @@ def _is_short(tensor: Tensor) -> bool:
 def _is_number(tensor: Tensor) -> bool:
     """Return whether a tensor is one number, which is read as in `_is_short`."""
     return not is_lazy(tensor) and tensor.numel() == 1 and tensor.device.type != "meta"
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Return whether a tensor is one number that is not trained."""
+    return tensor.layout == torch.strided and _is_number(tensor) and not tensor.requires_grad
 
 
 def _is_flag(tensor: Tensor) -> bool:
@@ -513,13 +552,32 @@ def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str
 
     The slice of a tensor is another object, without the attributes that the script has given the tensor.
     """
-    tensors = [tensor for _, tensor in arguments.tensors()]
+    tensors = [tensor for _, tensor in leaves(arguments.both)]
     if any(map(vars, tensors)):
         return "it is given a tensor with attributes, which a slice has not"
     identities = set(map(id, tensors))
     held = chain((value for _, value in reach.values), _tensors_of(module))
     if any(id(value) in identities for value in held):
         return "it is given a tensor that it holds, and may ask whether it is the same"
+    return None
+
+
+def unfollowed(arguments: CallArguments) -> str | None:
+    """Return what a call is given that cannot be followed on helpers, which get a copy; None for nothing.
+
+    They are weights of a module, of the object of a method, or of a function, which get no gradients and no
+    new statistics from a copy; and what a call uses up or changes, and a check could not restore.
+    """
+    for _, part in parts_beside_tensors(arguments.both):
+        if isinstance(part, (*_COMPARED_BY_VALUE, *PLAIN, PackedSequence, type)):
+            continue
+        root = [((0, ""), part)]
+        inside = walked("", part) if callable(part) else walk(root, stored_in, depth=DEEPEST)
+        for _, value in islice(inside, MOST_OBJECTS):
+            if isinstance(value, Tensor):
+                return "it is given a module, a function or an object that has tensors of its own"
+            if isinstance(value, _CHANGING):
+                return f"it is given an object ({type(value).__name__}) that it may change, and not rewind"
     return None
 
 
@@ -544,6 +602,10 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def without(attributes: Attributes, keys: Iterable[Key]) -> tuple[Any, ...]:
-    """Return all attributes but some, as a key for a dict."""
+    """Return all attributes but some with the classes of their values, as a key for a dict: 1 equals True."""
     excluded = set(keys)
-    return tuple((key, value) for key, value in attributes.items() if key not in excluded)
+    return tuple((key, _kind(value), value) for key, value in attributes.items() if key not in excluded)
+
+
+def _kind(value: Any) -> Any:
+    return tuple(map(type, value)) if type(value) is tuple else type(value)

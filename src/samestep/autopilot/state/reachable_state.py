@@ -47,9 +47,8 @@ from samestep.hooks.raw_containers import base_of
 
 PLAIN = (bool, int, float, str, type(None))
 LISTS = (list, deque)
-_DEPTH, MOST_KEYS = 3, 64
-"""Depth to which guards are looked for in arguments, and parts of each value that are read: guesses, since
-each call reads them."""
+MOST_KEYS = 64
+"""Parts of each value that are read: a guess, since each call reads them."""
 DEEPEST = 100
 """The depth to which what calls read or change is followed; values that are nested deeper are not split."""
 COMPILED = "_torchdynamo_orig_callable"
@@ -270,8 +269,8 @@ def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
-    """Yield a value and its parts, each with a key that begins with this name."""
-    yield from walk([((0, name), value)], _parts, depth=_DEPTH)
+    """Yield a value and its parts, however deep, each with a key that begins with this name."""
+    yield from walk([((0, name), value)], _parts, depth=DEEPEST)
 
 
 def _parts(value: Any) -> Parts:
@@ -458,6 +457,22 @@ def names_in_code(module: nn.Module) -> set[Any]:
     return constants_of(module).union(*attributes)
 
 
+def reads_gradients(module: nn.Module) -> bool:
+    """Return whether the code of a module reads an attribute `grad`, but of torch's modules."""
+    return any(_reads_gradient(function.__code__) for function in functions_of(module))
+
+
+@lru_cache(maxsize=4096)
+def _reads_gradient(code: CodeType) -> bool:
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    if any(map(_reads_gradient, inner)):
+        return True
+    return "grad" in code.co_names and any(
+        step.argval == "grad" and step.opname == "LOAD_ATTR" and owner.argval not in ("autograd", "func")
+        for owner, step in pairwise(dis.get_instructions(code))
+    )
+
+
 @lru_cache(maxsize=4096)
 def _constants_in(code: CodeType) -> frozenset[Any]:
     constants: set[Any] = set()
@@ -468,7 +483,7 @@ def _constants_in(code: CodeType) -> frozenset[Any]:
             waiting += constant.co_consts
         elif isinstance(constant, (tuple, frozenset)):
             waiting += constant
-        elif isinstance(constant, (int, float, str)):
+        elif isinstance(constant, (int, float, str, bytes)):
             constants.add(constant)
     return frozenset(constants)
 

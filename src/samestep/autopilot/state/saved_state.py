@@ -427,18 +427,20 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(map(id, tensors_in(value)))
 
 
-_NO_OBJECTS = (*PLAIN, Tensor, nn.Module, np.ndarray, Enum, type, ModuleType)
+_NO_OBJECTS = (*PLAIN, Tensor, Enum, type, ModuleType)
 _MOST_SAVED = 1000
 """The number of containers and objects that are saved: a guess, as each call saves them."""
 
 
 class SavedArguments:
-    """The containers, objects and random generators in the arguments of a call, with their contents."""
+    """The containers, arrays, objects and generators in the arguments of a call, with their contents."""
 
     def __init__(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         reached = walk([((0, ""), (arguments, dict(named)))], _parts, depth=inf)
         objects = _distinct(value for _, value in reached if not isinstance(value, _NO_OBJECTS))
         kept = [*islice(objects, _MOST_SAVED)]
+        self._arrays = [(value, value.copy()) for value in kept if isinstance(value, np.ndarray)]
+        kept = [value for value in kept if not isinstance(value, np.ndarray)]
         self._kept = [(value, *_contents_and_fields(value)) for value in kept]
         self._generators = [(value, generator_state(value)) for value in kept if is_generator(value)]
         self._states = [comparable_state(value) for value, _ in self._generators]
@@ -449,12 +451,17 @@ class SavedArguments:
             for contents, current in zip(before, _contents_and_fields(value), strict=True):
                 if not _are_same(list(_elements(contents)), list(_elements(current))):
                     return True
+        if any(array.tobytes() != before.tobytes() for array, before in self._arrays):
+            return True
         return [comparable_state(value) for value, _ in self._generators] != self._states
 
     def restore(self) -> None:
         """Restore the contents and the states."""
         for generator, state in self._generators:
             _set_generator_state(generator, state)
+        for array, before in self._arrays:
+            if array.flags.writeable:
+                array[...] = before
         for value, contents, fields in self._kept:
             if contents is not None:
                 refill(value, contents)
