@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import samestep
-from samestep.autopilot.equivalence.check import KEPT_UNSPLIT
+from samestep.autopilot.equivalence.refusal import KEPT_UNSPLIT
 from samestep.autopilot.helpers.call_states import CheckTime
 from samestep.autopilot.script.call_account import LONGER_SPLIT, StepCosts
 from samestep.autopilot.script.options import Options

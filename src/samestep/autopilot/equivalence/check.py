@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence import disturbance
 from samestep.autopilot.equivalence.effects import WritesFileError, changing_no_files, quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses, PositionTrace, is_integer
+from samestep.autopilot.equivalence.refusal import refusal
 from samestep.autopilot.equivalence.rounding import close, difference, largest, multiple
 from samestep.autopilot.equivalence.split_comparison import (
     SplitComparison,
@@ -36,7 +37,7 @@ from samestep.autopilot.equivalence.split_comparison import (
 )
 from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
-from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates, stays_unsplit
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
 from samestep.autopilot.split.gradients import (
     TrainsError,
@@ -49,7 +50,7 @@ from samestep.autopilot.split.guards import Attributes, changed, counters, kept_
 from samestep.autopilot.split.sharded_autograd import keeps_objects, python_nodes
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import recomputations
-from samestep.autopilot.state.reachable_state import is_compiled, names_in_code, reached, reads_gradients
+from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Site
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.hooks import module_parts
@@ -86,36 +87,6 @@ class Verdict:
     printed: bool = False
     trace: SplitTrace = field(default_factory=SplitTrace)
     """The ways that the check has tried."""
-
-
-KEPT_UNSPLIT = "samestep.batch_dim(..., dim=None) keeps it unsplit"
-"""The reason for a module that the script itself keeps unsplit."""
-
-
-_OF_CALLER = "it reads the frames of its caller, which helpers do not have"
-_OF_MAIN_RANK = {
-    "_version": "it reads how often a tensor was written to, which helpers do not see",
-    "initial_seed": "it reads a seed of the script, and helpers have their own",
-    "currentframe": _OF_CALLER,
-    "_getframe": _OF_CALLER,
-}
-"""The names in code that stand for what only the main rank has, with the reason why a call is unsplit."""
-
-
-def refusal(module: nn.Module, device: torch.device) -> str | None:
-    """Return the reason why no call of this module is split, if there is one before any is computed."""
-    if stays_unsplit(module):
-        return KEPT_UNSPLIT
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module_parts.modules(module)):
-        return "TorchScript has compiled it, and its reads cannot be observed"
-    if device.type == "cuda" and any(map(draws_in_cudnn, module_parts.modules(module))):
-        return "cuDNN draws the dropout between its recurrent layers from a state of its own"
-    if any(isinstance(value, Iterator) for _, value in reached(module)):
-        return "it reads an iterator, which cannot be rewound"
-    if reads_gradients(module):  # those of the weights: a helper has none
-        return "it reads gradients (`.grad`), which helpers do not have"
-    names = names_in_code(module)
-    return next((why for name, why in _OF_MAIN_RANK.items() if name in names), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,12 +661,6 @@ class _Failed:
     """The error of an unsplit call."""
 
     why: str
-
-
-def draws_in_cudnn(module: nn.Module) -> bool:
-    """Return whether a call of a module draws dropout in a kernel of cuDNN, without torch's generators."""
-    has_layers = isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
-    return has_layers and module.training and torch.backends.cudnn.enabled
 
 
 @contextmanager

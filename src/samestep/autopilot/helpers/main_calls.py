@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from samestep.autopilot.equivalence.check import KEPT_UNSPLIT, Pace, Verdict, refusal
+from samestep.autopilot.equivalence.check import Pace, Verdict
 from samestep.autopilot.equivalence.effects import without_stdout
+from samestep.autopilot.equivalence.refusal import KEPT_UNSPLIT, refusal
 from samestep.autopilot.equivalence.split_comparison import CheckSchedule, SampleCheck, in_one_line
 from samestep.autopilot.equivalence.weight_access import CallLock
 from samestep.autopilot.helpers.call_states import (

@@ -320,7 +320,7 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
 def _methods_id(kind: type) -> int:
     """Return a number that changes with the code of a class's methods, which a script may replace."""
     owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    members = chain.from_iterable(vars(owner).values() for owner in owners)
+    members = chain.from_iterable([*vars(owner).values()] for owner in owners)  # other threads may add some
     return hash(tuple(_identity(member) for member in members if isinstance(member, FunctionType)))
 
 
