@@ -79,9 +79,9 @@ _COMPARED_BY_VALUE = (
     np.dtype,
     PurePath,
 )
+"""Classes of other values that do not change in place, and that a forward may compare."""
 _ATOMS = (*PLAIN, *_COMPARED_BY_VALUE, FunctionType, MethodType, BuiltinFunctionType, type, Enum)
 """Classes of values that are guards themselves, not by their parts."""
-"""Classes of other values that do not change in place, and that a forward may compare."""
 _CHANGING = (Iterator, bytearray, array, memoryview, torch.UntypedStorage)
 """Classes of arguments that a call may use up or write to; a file and a text buffer are iterators, too."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
