@@ -18,9 +18,10 @@ def results_in(function: Any) -> dict[Any, Any]:
     """Return the dict in which a function's cache has its results; an empty one if it is not found."""
     size = function.cache_info().currsize
     for known, after in pairwise(get_referents(function)):  # the dict comes before the function that fills it
-        is_filled_by = function.__wrapped__ in (after, getattr(after, "__wrapped__", None))
-        if type(known) is dict and is_filled_by and len(known) == size:
-            return known
+        if type(known) is dict and len(known) == size:  # a result may be a dict, and be before an array
+            filling = after, getattr(after, "__wrapped__", None)
+            if any(function.__wrapped__ is candidate for candidate in filling):
+                return known
     return {}
 
 

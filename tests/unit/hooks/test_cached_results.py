@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+import numpy as np
 import pytest
 
 from samestep.hooks.cached_results import add_results, cached, results_in, results_of
@@ -38,3 +39,10 @@ def test_a_cache_has_the_results_of_another_one(compute, maxsize, typed):
     for (args, kwargs), result in [*zip(CALLS, results, strict=True)][-5:]:
         assert made(*args, **kwargs) is result
     assert made(7) == compute(7)
+
+
+def test_a_cache_of_arrays_is_read():
+    known = lru_cache(8)(np.arange)
+    sizes = [len(known(2)), len(known(3))]
+    assert [*results_in(known)] == sizes
+    assert [len(array) for *_, array in results_of(known)] == sizes
