@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from gc import get_referents
 from itertools import chain
+from logging import Logger
 from types import BuiltinMethodType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -79,7 +80,7 @@ def _walk(
 
 
 def stored_in(value: Any, *, most: float = float("inf")) -> Parts:
-    """Return all that a value stores; nothing for a class or a module of Python.
+    """Return all that a value stores; nothing for a class, a module of Python or a logger: they have names.
 
     Args:
         value: any object.
@@ -137,7 +138,7 @@ def _kept_by(value: Any, kind: Any) -> Parts | None:
         return [(f"<{place}>", part) for place, part in enumerate(referred)]
     if kind is MappingProxyType:
         return [*enumerate(get_referents(value))]  # not by the methods of the dict
-    return [] if issubclass(kind, (type, ModuleType)) else None
+    return [] if issubclass(kind, (type, ModuleType, Logger)) else None
 
 
 def cells_of(function: FunctionType) -> list[tuple[str, CellType, Any]]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samestep.autopilot.split.call_arguments import stays_unsplit
-from samestep.autopilot.state.reachable_state import names_in_code, reached, reads_gradients
+from samestep.autopilot.state.reachable_state import functions_of_calls, names_in, reached, reads_gradients
 from samestep.hooks import module_parts
 
 KEPT_UNSPLIT = "samestep.batch_dim(..., dim=None) keeps it unsplit"
@@ -31,9 +31,10 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
     if any(isinstance(value, Iterator) for _, value in reached(module)):
         return "it reads an iterator, which cannot be rewound"
-    if reads_gradients(module):  # those of the weights: a helper has none
+    functions = functions_of_calls(module)
+    if reads_gradients(functions):  # those of the weights: a helper has none
         return "it reads gradients (`.grad`), which helpers do not have"
-    names = names_in_code(module)
+    names = names_in(functions)
     return next((why for name, why in _OF_MAIN_RANK.items() if name in names), None)
 
 

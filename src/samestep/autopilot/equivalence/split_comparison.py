@@ -43,7 +43,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice
 from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together, is_device_failure
-from samestep.autopilot.state.reachable_state import is_compiled
+from samestep.autopilot.state.reachable_state import is_compiled, marks_of
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
 from samestep.base.errors import DeviceFailed, UsageError
 from samestep.base.units import one_line
@@ -295,9 +295,7 @@ class SplitComparison:
         """
         has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
-        marked = next(
-            (path for path, part in parts.items() if type(part) is Tensor and _is_marked(part)), None
-        )
+        marked = next((path for path, part in parts.items() if type(part) is Tensor and marks_of(part)), None)
         name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
@@ -422,11 +420,6 @@ def _form(gathering: Gathering, part: Tensor, split: BatchSplit) -> Any:
     values = reduction.values()
     of_sample = [round(value / split.local, _DECIMALS) for value in values]
     return reduction.kind, of_sample if len(values) > 1 else []
-
-
-def _is_marked(tensor: Tensor) -> bool:
-    """Return whether a tensor has attributes of the script; torch's compiler sets some of its own."""
-    return any(not name.startswith("_dynamo") for name in vars(tensor))
 
 
 def in_one_line(error: Exception) -> str:

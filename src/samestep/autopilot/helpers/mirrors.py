@@ -49,6 +49,7 @@ from samestep.autopilot.state.reachable_state import (
     is_compiled,
     is_record,
     known_files,
+    marks_of,
     modules_of,
     names_in_code,
     scripts_classes,
@@ -100,7 +101,7 @@ class MirrorState:
                 for name, tensor in tensors.items():
                     if tensors is part._buffers:  # noqa: SLF001 - their numbers go with each call
                         values.pop((place, name), None)
-                    if tensor is not None and tensor.__dict__:
+                    if tensor is not None and marks_of(tensor):
                         values[place, f"{name}.__dict__"] = tuple(fields_of_tensor(tensor).items())
                         _refuse_unsent(module, tensor)
         objects += _objects_in(reach)
@@ -164,7 +165,7 @@ def _settings_of_object(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
 
 def fields_of_tensor(tensor: Tensor) -> dict[str, Any]:
     """Return the flags, numbers and texts that a script has set as attributes of a tensor."""
-    return {name: value for name, value in vars(tensor).items() if isinstance(value, PLAIN)}
+    return {name: value for name, value in marks_of(tensor).items() if isinstance(value, PLAIN)}
 
 
 def _refuse_unsent(module: nn.Module, tensor: Tensor) -> None:
@@ -173,7 +174,7 @@ def _refuse_unsent(module: nn.Module, tensor: Tensor) -> None:
     Raises:
         MirrorError: the code of the module names such an attribute.
     """
-    unsent = vars(tensor).keys() - fields_of_tensor(tensor).keys()
+    unsent = marks_of(tensor).keys() - fields_of_tensor(tensor).keys()
     named = unsent and unsent & names_in_code(module)
     if named:
         raise MirrorError(f"it may read {min(named)} of a weight, which is not sent to helpers")
@@ -343,9 +344,8 @@ class MirroredModule:
     large: frozenset[int] = frozenset()
     """The ids of the large tensors that are shared in a mirror for calls that do not write to them."""
     shares_large: bool = False
-    objects: list[Any] = field(default_factory=list)
-    """References to the submodules, tensors and objects that the module reaches; weak ones where that is
-    possible, since an object may refer to the module."""
+    objects: list[Identity] = field(default_factory=list)
+    """The submodules, tensors and objects that the module reaches."""
     requires_grad: list[bool] = field(default_factory=list)
     """The flag of each tensor when the mirror was sent."""
     values_beside: Attributes = field(default_factory=dict)
@@ -365,7 +365,7 @@ class MirroredModule:
             (tensor, version_of(tensor), tensor.detach().clone() if _is_compared(tensor) else None)
             for _, tensor in leaves(assigned)
         ]
-        self.objects = [_reference(value) for value in state.objects]
+        self.objects = [Identity(value) for value in state.objects]
         self.values_beside = state.values
         self.record_values()
 
@@ -395,7 +395,7 @@ class MirroredModule:
                 return False
         return (
             len(state.objects) == len(self.objects)
-            and all(map(_refers, self.objects, state.objects))
+            and all(map(Identity.is_of, self.objects, state.objects))
             and state.values == self.values_beside
             # 1 equals True
             and all(map(is_, map(type, state.values.values()), map(type, self.values_beside.values())))
@@ -464,24 +464,6 @@ class MirroredModule:
 def _is_compared(tensor: Tensor) -> bool:
     """Return whether the values of a tensor are compared, for which the host waits for a device."""
     return tensor.device.type != "meta" and tensor.nbytes < _LARGE
-
-
-def _reference(value: Any) -> Any:
-    """Return a weak reference, if one is possible; a weight that has one cannot be swapped with another.
-
-    The mirror has a reference to each weight anyway.
-    """
-    if isinstance(value, nn.Parameter):
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
-
-
-def _refers(known: Any, value: Any) -> bool:
-    """Return whether `_reference` has made `known` of this object."""
-    return known is value or (isinstance(known, weakref.ref) and known() is value)
 
 
 class Mirrors:

@@ -8,6 +8,7 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -43,6 +44,7 @@ from samestep.autopilot.state.reachable_state import (
     PLAIN,
     is_record,
     is_setting,
+    marks_of,
     modules_of,
     reached,
     walked,
@@ -275,8 +277,8 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
                 of_kind = plain if _is_flag(buffer) else of_tensors
                 of_kind[place, name] = buffer.item()
         for name, tensor in chain(part._parameters.items(), part._buffers.items()):  # noqa: SLF001
-            if tensor is not None and (marks := vars(tensor)):
-                atoms = ((mark, value) for mark, value in [*marks.items()] if isinstance(value, _ATOMS))
+            if tensor is not None and (marks := marks_of(tensor)):
+                atoms = ((mark, value) for mark, value in marks.items() if isinstance(value, _ATOMS))
                 plain.update(((place, f"{name}.{mark}"), _guard_of(value)) for mark, value in atoms)
         for parameter in part._parameters.values():  # noqa: SLF001
             if parameter is not None:
@@ -395,14 +397,34 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
     return state
 
 
-@dataclass(frozen=True, slots=True)
 class Identity:
-    """An object that equals only itself; it is kept, so that no other object gets its address."""
+    """An object that equals only itself, and nothing once it has ended: no other one gets its address.
 
-    value: Any
+    The reference is weak where that is possible, since an object may refer to the module. A weight that has a
+    weak one cannot be swapped with another.
+    """
+
+    __slots__ = ("_reference", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._reference = value, None
+        if not isinstance(value, nn.Parameter):
+            with suppress(TypeError):
+                self._value, self._reference = None, ref(value)
+
+    def is_of(self, value: Any) -> bool:
+        """Return whether this is the identity of a value."""
+        if self._reference is None:
+            return self._value is value
+        return value is not None and self._reference() is value
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, Identity) and self.value is value.value
+        if not isinstance(value, Identity):
+            return False
+        if value._reference is None:
+            return self.is_of(value._value)
+        referred = value._reference()
+        return referred is not None and self.is_of(referred)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -553,7 +575,7 @@ def recognized(module: nn.Module, reach: Reach, arguments: CallArguments) -> str
     The slice of a tensor is another object, without the attributes that the script has given the tensor.
     """
     tensors = [tensor for _, tensor in leaves(arguments.both)]
-    if any(map(vars, tensors)):
+    if any(map(marks_of, tensors)):
         return "it is given a tensor with attributes, which a slice has not"
     identities = set(map(id, tensors))
     held = chain((value for _, value in reach.values), _tensors_of(module))

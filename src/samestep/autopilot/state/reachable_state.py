@@ -273,6 +273,13 @@ def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
     yield from walk([((0, name), value)], _parts, depth=DEEPEST)
 
 
+def marks_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that a script has set on a tensor, without those of torch's compiler."""
+    # Most tensors have none, and each call asks for those of all weights.
+    marks = vars(tensor)
+    return marks and {name: value for name, value in [*marks.items()] if not name.startswith("_dynamo")}
+
+
 def _parts(value: Any) -> Parts:
     """Return the parts of a value that a forward may read, or that it may run."""
     if base_of(value) is not None or type(value) in WEAK:
@@ -341,6 +348,10 @@ def _is_of_script(value: Any) -> bool:
     if file is None or file == "<stdin>":  # typed at the prompt, or piped to Python
         return getattr(owner, "__name__", "") == "__main__"
     return isinstance(file, str) and is_user_code(file)
+
+
+_COMPUTED_NAMES = {"getattr", "methodcaller", "__getattribute__"}
+"""The names in code that may run a method whose own name is not in it."""
 
 
 def is_record(value: Any) -> bool:
@@ -453,13 +464,18 @@ def constants_of(module: nn.Module) -> set[Any]:
 
 def names_in_code(module: nn.Module) -> set[Any]:
     """Return the attributes and the constants that the code of a module's classes names."""
-    attributes = (_attributes_in(function.__code__) for function in functions_of(module))
-    return constants_of(module).union(*attributes)
+    return names_in(functions_of(module))
 
 
-def reads_gradients(module: nn.Module) -> bool:
-    """Return whether the code of a module reads an attribute `grad`, but of torch's modules."""
-    return any(_reads_gradient(function.__code__) for function in functions_of(module))
+def names_in(functions: Iterable[FunctionType]) -> set[Any]:
+    """Return the attributes and the constants that the code of functions names."""
+    codes = [function.__code__ for function in functions]
+    return {name for code in codes for name in (*_attributes_in(code), *_constants_in(code))}
+
+
+def reads_gradients(functions: Iterable[FunctionType]) -> bool:
+    """Return whether the code of functions reads an attribute `grad`, but of torch's modules."""
+    return any(_reads_gradient(function.__code__) for function in functions)
 
 
 @lru_cache(maxsize=4096)
@@ -467,8 +483,11 @@ def _reads_gradient(code: CodeType) -> bool:
     inner = [part for part in code.co_consts if isinstance(part, CodeType)]
     if any(map(_reads_gradient, inner)):
         return True
+    # A gradient is not called. Python before 3.12 loads most of what is called by another instruction.
     return "grad" in code.co_names and any(
-        step.argval == "grad" and step.opname == "LOAD_ATTR" and owner.argval not in ("autograd", "func")
+        step.argval == "grad"
+        and (step.opname == "LOAD_ATTR" and "NULL|self" not in step.argrepr)
+        and owner.argval not in ("autograd", "func")
         for owner, step in pairwise(dis.get_instructions(code))
     )
 
@@ -536,10 +555,33 @@ def _with_called(of_value: Iterable[FunctionType]) -> tuple[FunctionType, ...]:
 
 
 def functions_of(module: nn.Module) -> Iterator[FunctionType]:
-    """Yield the user-defined functions that a call of a module may run."""
+    """Yield the user-defined functions of a module's classes, and those that they call."""
     kinds: set[Any] = {type(part) for part in modules_of(module)}
     for kind in kinds:
         yield from _code_of(kind)
+
+
+def functions_of_calls(module: nn.Module) -> list[FunctionType]:
+    """Return those of `functions_of` that a call may run; another method may be one of the script's loop.
+
+    A method is run if the code of one that is run names it, if only as a text. Python itself runs those with
+    names such as ``__call__``.
+    """
+    members = [
+        (name, _with_called(functions_in(member)))
+        for kind in _classes_in(module)
+        for owner in kind.__mro__
+        for name, member in [*vars(owner).items()]
+    ]
+    names, run = {"forward"}, list[FunctionType]()
+    while waiting := [functions for name, functions in members if name[:2] == "__" or name in names]:
+        members = [(name, functions) for name, functions in members if functions not in waiting]
+        of_members = [function for functions in waiting for function in functions]
+        run += of_members
+        names |= names_in(of_members)
+        if _COMPUTED_NAMES & names:
+            return [*functions_of(module)]
+    return run
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,9 @@
 """A mirror is sent again after a change of anything that forward reads, wherever the script keeps it."""
 
+import gc
 import os
 import string
+import weakref
 from array import array
 from collections import ChainMap, UserDict, UserList
 from types import MappingProxyType, SimpleNamespace
@@ -107,3 +109,18 @@ def test_too_many_objects_are_not_compared_in_each_call():
     model.more = [[{} for _ in range(60)] for _ in range(60)]
     with pytest.raises(MirrorError, match="objects"):
         MirrorState.now(model)
+
+
+def scaling(module):
+    return lambda x: x * module.training
+
+
+def test_what_is_compared_keeps_no_module():
+    """A mirror is kept as long as its module exists, which a function of the module may refer to."""
+    module = Reads(None)
+    module.scaled, module.parts = scaling(module), [*range(99), object()]
+    values, reference = MirrorState.now(module).values, weakref.ref(module)
+    assert values == MirrorState.now(module).values
+    del module
+    gc.collect()
+    assert reference() is None

@@ -1,7 +1,10 @@
 """Values of outputs and attributes, beside tensors, that may depend on the slice."""
 
+import io
+import logging
 import random
 import threading
+from argparse import Namespace
 from collections import deque
 
 import numpy as np
@@ -10,12 +13,17 @@ import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 
+from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.guards import (
+    Identity,
+    Reach,
     changed,
     kept_of_slice,
     plain_attributes,
     python_state,
+    recognized,
     returned_of_slice,
+    unfollowed,
 )
 from samestep.autopilot.state.saved_state import SavedState
 
@@ -169,3 +177,36 @@ class Held(nn.Module):
 )
 def test_a_value_that_forward_may_branch_on_is_a_guard(before, after):
     assert plain_attributes(Held(before)) != plain_attributes(Held(after))
+
+
+def test_attributes_of_the_compiler_are_none_of_the_script():
+    """`torch.compile` marks weights at the first call, and results of a batch of another size."""
+    module, batch = nn.Linear(2, 2), torch.ones(4, 2)
+    before = plain_attributes(module)
+    module.weight._dynamo_static_input_type = "unguarded"
+    batch._dynamo_weak_dynamic_indices = {0}
+    assert plain_attributes(module) == before
+    assert recognized(module, Reach.of(module), CallArguments((batch,))) is None
+    batch.kind = "night"
+    module.weight.kind = "night"
+    assert plain_attributes(module) != before
+    assert recognized(module, Reach.of(module), CallArguments((batch,))) is not None
+
+
+def test_a_configuration_may_have_a_logger():
+    """Only this finds the stream of a logger's handler as one that the call may use up."""
+    log = logging.getLogger(__name__)
+    log.addHandler(handler := logging.StreamHandler(io.StringIO()))
+    try:
+        assert unfollowed(CallArguments((X, Namespace(log=log)))) is None
+        assert unfollowed(CallArguments((X, Namespace(lines=io.StringIO())))) is not None
+    finally:
+        log.removeHandler(handler)
+
+
+def test_an_identity_equals_no_other_object_when_its_own_has_ended():
+    kept = Constant()
+    assert Identity(kept) == Identity(kept)
+    assert Identity(None) == Identity(None)
+    ended = Identity(Constant())
+    assert all(ended != Identity(value) and Identity(value) != ended for value in (None, kept))
