@@ -6,6 +6,7 @@ around other tensors. `samestep.hooks.object_graph` enters all that objects stor
 
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from types import ModuleType
@@ -63,7 +64,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from (part for part in level if isinstance(part, Tensor))
         new = {id(part): part for part in level if not isinstance(part, Tensor) and id(part) not in entered}
         entered |= new.keys()
-        level = [part for container in new.values() for _, part in parts_of(container)]
+        level = [part for container in new.values() for part in _inside(container)]
+
+
+def _inside(container: Any) -> list[Any]:
+    """Return the parts of a container, but none of one that has numbers and texts only, as a vocabulary."""
+    kind = type(container)
+    if kind is tuple or kind is list or kind is dict:
+        values = [*container.values()] if kind is dict else [*container]
+        with suppress(TypeError):  # a metaclass has no hash
+            return [] if _ATOMS.issuperset(map(type, values)) else values
+    return [part for _, part in parts_of(container)]
 
 
 def parts_beside_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

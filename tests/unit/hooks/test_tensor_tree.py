@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from samestep.hooks import tensor_tree
 from samestep.hooks.tensor_tree import data_in, leaves, mapped, parts_beside_tensors, tensors_in, text
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -136,3 +137,13 @@ def test_objects_that_all_refer_to_each_other_are_entered_once():
         layer.all = layers
 
     assert [int(tensor) for tensor in tensors_in(layers[0])] == [0, *range(1, 40)]
+
+
+def test_the_words_of_a_vocabulary_are_not_searched(monkeypatch):
+    """Each call searches the attributes of its module for tensors."""
+    searched = []
+    parts_of = tensor_tree.parts_of
+    monkeypatch.setattr(tensor_tree, "parts_of", lambda value: searched.append(value) or parts_of(value))
+    vocabulary = {f"word{number}": number for number in range(1000)}
+    assert [*tensors_in([vocabulary, torch.ones(1), [*vocabulary]])] == [1]
+    assert len(searched) < 10

@@ -335,11 +335,10 @@ def _digest_of(array: Any) -> str | None:
 
 def _digest_of_items(container: Any) -> str:
     """Return a text that changes with the items of a container, which are too many to follow them."""
-    pairs = items(container) if is_mapping(container) else enumerate(elements(container))
-    is_set = base_of(container) in (set, frozenset)
-    parts = (part for pair in pairs for part in (pair[1:] if is_set else pair))
-    hashes = (hash(part) if type(part) in PLAIN else id(part) for part in parts)
-    return str(hash(frozenset(hashes) if is_set else tuple(hashes)))
+    parts = [*chain.from_iterable(items(container))] if is_mapping(container) else elements(container)
+    if not all(map(PLAIN.__contains__, map(type, parts))):  # a vocabulary has none but these
+        parts = [part if type(part) in PLAIN else id(part) for part in parts]
+    return str(hash(frozenset(parts) if base_of(container) in (set, frozenset) else tuple(parts)))
 
 
 def _digest_of_numbers(value: Any) -> str | None:
