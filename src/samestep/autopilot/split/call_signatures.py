@@ -83,8 +83,10 @@ Sizes: TypeAlias = tuple[torch.Size, ...]
 MOST_STATES = 8
 """Values of the guards of one signature that are all checked; then one whenever their number doubles.
 
-It is a guess, as the two numbers below: modes and flags have few values, and counters have ever new ones.
+It is a guess, as the numbers below: modes and flags have few values, and counters have ever new ones.
 """
+MOST_INTERVALS = 32
+"""Combinations of intervals of one signature that are all checked: a list of lengths has ever new ones."""
 MOST_FAILED_SIZES = 3
 """Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
 MOST_SPLIT_SIZES = 4
@@ -125,8 +127,8 @@ class CallSignatures:
 
         Beyond `MOST_STATES` values, or if none of them could be split, a new value is treated as an earlier
         one that could not be split, or else as the last one. It is checked if it lies in another interval
-        between the module's constants than all checked ones, and whenever the number of new values has
-        doubled.
+        between the module's constants than all checked ones, up to `MOST_INTERVALS`, or `MOST_STATES` if none
+        could be split; and whenever the number of new values has doubled.
 
         Args:
             module: the module.
@@ -154,7 +156,8 @@ class CallSignatures:
         number = states.new[form]
         has_failed = bool(known) and all((form, guards) in failed for guards in known)
         is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed)
-        if is_early or place not in states.checked[form]:
+        most = MOST_STATES if has_failed else MOST_INTERVALS
+        if is_early or (place not in states.checked[form] and len(states.checked[form]) < most):
             states.checked[form].add(place)
             known.append(state)
         else:

@@ -1,11 +1,15 @@
 """Calls of one signature are split in the same way; attributes that a call changes are no part of it."""
 
+import random
+
+import pytest
 import torch
 from torch import nn
 
 from samestep.autopilot.split.call_arguments import LIST, CallArguments
 from samestep.autopilot.split.call_signatures import (
     MOST_FAILED_SIZES,
+    MOST_INTERVALS,
     MOST_SPLIT_SIZES,
     MOST_STATES,
     CallSignatures,
@@ -261,3 +265,15 @@ def test_zeros_of_another_sign_have_another_signature():
         found.append(signatures.signature(module, call, plain_attributes(module), ()))
     assert len(set(found[:3])) == 3
     assert found[3] == found[0]
+
+
+@pytest.mark.parametrize("all_fail", [False, True])
+def test_lists_of_numbers_that_are_new_in_each_call_are_checked_ever_more_rarely(all_fail):
+    """As the lengths of texts: those of each batch are another combination of intervals."""
+    signatures, module, draw = CallSignatures(torch.device("cpu")), Counting(), random.Random(3)
+    plain, found = plain_attributes(module), []
+    for _ in range(200):
+        call = CallArguments((torch.ones(16, 3), [draw.randint(1, 50) for _ in range(16)]))
+        found.append(signatures.signature(module, call, plain, found if all_fail else ()))
+    assert len({*found[:100]}) <= (MOST_STATES if all_fail else MOST_INTERVALS) + 7
+    assert len({*found[100:]} - {*found[:100]}) == 1
