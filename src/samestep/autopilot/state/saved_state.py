@@ -374,7 +374,7 @@ class HeldTensors:
         """Return an attribute that holds other tensors than before the call, beside the expected ones."""
         known = {(id(module_parts.submodule(module, name)), key) for name, key in expected}
         for buffers, before in self._buffers:
-            for key, buffer in buffers.items():
+            for key, buffer in [*buffers.items()]:
                 if buffer is not before.get(key) and not replaces_buffers:
                     return key
         for part, _, held in self._before:
@@ -394,7 +394,7 @@ class HeldTensors:
 
 def _held_by(part: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the tensors that the attributes of a module hold, by the names of these."""
-    fields = vars(part)
+    fields = dict(vars(part))  # at once: another thread may set or remove an attribute
     names = fields.keys() - MODULE_ATTRIBUTES
     return {key: ids for key in names if type(fields[key]) not in PLAIN and (ids := _ids(fields[key]))}
 

@@ -25,7 +25,7 @@ from samestep.autopilot.split.guards import (
     returned_of_slice,
     unfollowed,
 )
-from samestep.autopilot.state.saved_state import SavedState
+from samestep.autopilot.state.saved_state import HeldTensors, SavedState
 
 X = torch.ones(4, 2)
 
@@ -98,9 +98,10 @@ class Watched(nn.Module):
 
 
 @pytest.mark.usefixtures("_frequent_switches")
-@pytest.mark.parametrize("read", [python_state, SavedState], ids=["guards", "saved"])
+@pytest.mark.parametrize("read", [python_state, SavedState, HeldTensors], ids=["guards", "saved", "held"])
 def test_a_thread_changes_what_a_model_refers_to(read):
     model, over = Watched(), threading.Event()
+    vars(model).update({f"list{number}": [number] for number in range(60)})
 
     def change():
         number = 0
@@ -108,7 +109,7 @@ def test_a_thread_changes_what_a_model_refers_to(read):
             number += 1
             SEEN.add(number)
             LATEST.append(number)
-            setattr(model, f"latest{number % 3}", number)
+            setattr(model, f"latest{number % 3}", [number])
             setattr(Watched, f"level{number % 3}", number)
             if number % 3 == 0:
                 SEEN.clear()
