@@ -564,16 +564,19 @@ def functions_of(module: nn.Module) -> Iterator[FunctionType]:
 def functions_of_calls(module: nn.Module) -> list[FunctionType]:
     """Return those of `functions_of` that a call may run; another method may be one of the script's loop.
 
-    A method is run if the code of one that is run names it, if only as a text. Python itself runs those with
-    names such as ``__call__``.
+    A method is run if the code of one that is run names it, if only as a text, or that of an object or a
+    function that the module reaches. Python itself runs those with names such as ``__call__``.
     """
-    members = [
-        (name, _with_called(functions_in(member)))
-        for kind in _classes_in(module)
-        for owner in kind.__mro__
-        for name, member in [*vars(owner).items()]
+    owners = [owner for kind in _classes_in(module) for owner in kind.__mro__]
+    fields = [field for owner in owners for field in [*vars(owner).items()]]
+    methods = {id(member) for _, member in fields}
+    beside: list[tuple[Any, Any]] = [
+        (type(value), value) for _, value in reached(module) if id(value) not in methods
     ]
-    names, run = {"forward"}, list[FunctionType]()
+    codes = (_code_of(kind) if is_record(value) else functions_in(value) for kind, value in beside)
+    names = {"forward", *names_in(_with_called(chain.from_iterable(codes)))}
+    members = [(name, _with_called(functions_in(member))) for name, member in fields]
+    run: list[FunctionType] = []
     while waiting := [functions for name, functions in members if name[:2] == "__" or name in names]:
         members = [(name, functions) for name, functions in members if functions not in waiting]
         of_members = [function for functions in waiting for function in functions]

@@ -43,6 +43,32 @@ class Named(Net):
         return super().forward(x) * getattr(self, "grad_" + "norm"[:4])()
 
 
+class Scale:
+    def __init__(self, model):
+        self.model = model
+
+    def now(self):
+        return self.model.grad_norm()
+
+
+class OfObject(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = Scale(self)
+
+    def forward(self, x):
+        return super().forward(x) * self.scale.now()
+
+
+class OfFunction(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = lambda model: model.grad_norm()
+
+    def forward(self, x):
+        return super().forward(x) * self.scale(self)
+
+
 class Differentiating(Net):
     def forward(self, x):
         (gradient,) = torch.autograd.grad(*(self.linear(x).sum(), x))
@@ -51,7 +77,10 @@ class Differentiating(Net):
 
 @pytest.mark.parametrize(
     ("kind", "is_refused"),
-    [(Net, False), (Scaling, True), (OfPart, True), (Named, True), (Differentiating, False)],
+    [
+        *((Net, False), (Scaling, True), (OfPart, True), (OfObject, True), (OfFunction, True), (Named, True)),
+        (Differentiating, False),
+    ],
 )
 def test_gradients_that_only_the_loop_of_the_script_reads_keep_no_call_whole(kind, is_refused):
     assert (refusal(kind(), torch.device("cpu")) is not None) is is_refused
