@@ -115,7 +115,7 @@ def scaling(module):
     return lambda x: x * module.training
 
 
-def test_what_is_compared_keeps_no_module():
+def test_the_state_of_a_mirror_keeps_no_module():
     """A mirror is kept as long as its module exists, which a function of the module may refer to."""
     module = Reads(None)
     module.scaled, module.parts = scaling(module), [*range(99), object()]
