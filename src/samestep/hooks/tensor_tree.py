@@ -63,7 +63,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from (part for part in level if isinstance(part, Tensor))
         new = {id(part): part for part in level if not isinstance(part, Tensor) and id(part) not in entered}
         entered |= new.keys()
-        level = [part for container in new.values() for _, part in parts_of(container)]
+        parts = (part for container in new.values() for _, part in parts_of(container))
+        level = [part for part in parts if not _is_atom(part)]  # a vocabulary has many of them
 
 
 def parts_beside_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
