@@ -396,7 +396,7 @@ class HeldTensors:
         return None
 
     def restore(self) -> None:
-        """Assign the replaced attributes again, and restore the items of containers and the fields of objects."""
+        """Assign the replaced attributes again, and restore items of containers and fields of objects."""
         for undo in self._undo:
             undo()
         for part, attributes, _ in self._before:
