@@ -1,4 +1,4 @@
-"""Helpers are told what they need no longer, and have the mirrors that the main rank believes them to have."""
+"""Helpers are told what they need no longer, and have the mirrors that the main rank expects them to have."""
 
 from types import SimpleNamespace
 
