@@ -60,11 +60,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     entered: set[int] = set()
     level = [value]
     for _ in range(_DEEPEST + 1):
-        yield from (part for part in level if isinstance(part, Tensor))
-        new = {id(part): part for part in level if not isinstance(part, Tensor) and id(part) not in entered}
-        entered |= new.keys()
-        parts = (part for container in new.values() for _, part in parts_of(container))
-        level = [part for part in parts if not _is_atom(part)]  # a vocabulary has many of them
+        inside: list[Any] = []
+        for part in level:
+            if isinstance(part, Tensor):
+                yield part
+            elif id(part) not in entered:
+                entered.add(id(part))
+                # A vocabulary has many atoms.
+                inside += (inner for _, inner in parts_of(part) if not _is_atom(inner))
+        if not inside:  # as in most attributes
+            return
+        level = inside
 
 
 def parts_beside_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
