@@ -83,6 +83,7 @@ _COMPARED_BY_VALUE = (
 """Classes of other values that do not change in place, and that a forward may compare."""
 _ATOMS = (*PLAIN, *_COMPARED_BY_VALUE, FunctionType, MethodType, BuiltinFunctionType, type, Enum)
 """Classes of values that are guards themselves, not by their parts."""
+_PLAIN_IDS = frozenset(map(id, PLAIN))  # a class may have no hash
 _CHANGING = (Iterator, bytearray, array, memoryview, torch.UntypedStorage)
 """Classes of arguments that a call may use up or write to; a file and a text buffer are iterators, too."""
 _MOST_ELEMENTS, _MOST_OF_LIST = 1 << 16, 16
@@ -334,11 +335,10 @@ def _digest_of(array: Any) -> str | None:
 
 def _digest_of_items(container: Any) -> str:
     """Return a text that changes with the items of a container, which are too many to follow them."""
-    pairs = items(container) if is_mapping(container) else enumerate(elements(container))
-    is_set = base_of(container) in (set, frozenset)
-    parts = (part for pair in pairs for part in (pair[1:] if is_set else pair))
-    hashes = (hash(part) if type(part) in PLAIN else id(part) for part in parts)
-    return str(hash(frozenset(hashes) if is_set else tuple(hashes)))
+    parts = [*chain(*items(container))] if is_mapping(container) else elements(container)
+    if not set(map(id, map(type, parts))) <= _PLAIN_IDS:  # a vocabulary has thousands of parts, all plain
+        parts = [hash(part) if type(part) in PLAIN else id(part) for part in parts]
+    return str(hash(frozenset(parts) if base_of(container) in (set, frozenset) else tuple(parts)))
 
 
 def _digest_of_numbers(value: Any) -> str | None:
