@@ -240,6 +240,25 @@ def test_samples_that_are_compared_in_late_steps_are_those_of_the_batch(trained,
     assert (split > 0) is some_are_split
 
 
+class AveragesLate(Net):
+    """Keeps an average of its samples in the last calls, in a buffer so large that helpers see its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(4096, 4, dtype=torch.float64))
+
+    def forward(self, x, step, total):
+        scores = self.two(torch.relu(self.one(x)))
+        if step > 0.55 * total:
+            self.average.mul_(0.9).add_(scores.detach().mean(0))
+        return scores + self.average[0]
+
+
+def test_a_shared_buffer_is_as_before_a_call_that_was_split_in_vain(trained):
+    split, unsplit, _ = trained(AveragesLate, of_step, work=partial(train, number_of_steps=20))
+    assert min(split, unsplit) > 0
+
+
 class CountsInNewGlobal(Plain):
     """Makes a global and an attribute of its class in its first call, and counts in both."""
 
