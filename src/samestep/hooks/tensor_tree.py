@@ -65,6 +65,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         new = {id(part): part for part in level if not isinstance(part, Tensor) and id(part) not in entered}
         entered |= new.keys()
         level = [part for container in new.values() for part in _inside(container)]
+        if not level:  # as in most attributes
+            return
 
 
 def _inside(container: Any) -> list[Any]:

@@ -150,16 +150,32 @@ class KeepsOfLongTexts(Net):
         return scores
 
 
+class ListsOfLongTexts(KeepsOfLongTexts):
+    """Adds that mean to those of earlier calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def forward(self, x):
+        scores = self.two(torch.relu(self.one(x))).mean(1)
+        if x.size(1) > 6:
+            self.kept.append(scores.detach().mean(0))
+        return scores
+
+
 def of_a_longer_text(model, number):
     scores = model(drawn(8, 3 + number, 5, seed=number))
-    kept = 0 if model.kept is None else model.kept.square().sum()
-    return F.cross_entropy(scores, labels(8, seed=number)) + kept
+    kept = model.kept if isinstance(model.kept, list) else [model.kept]
+    penalty = sum(mean.square().sum() for mean in kept if mean is not None)
+    return F.cross_entropy(scores, labels(8, seed=number)) + penalty
 
 
-def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worker(trained):
-    """The fifth size of a call is not checked."""
+@pytest.mark.parametrize("make", [KeepsOfLongTexts, ListsOfLongTexts])
+def test_a_call_that_keeps_tensors_as_no_checked_one_has_the_result_of_one_worker(trained, make):
+    """The fifth size of a call is not checked. An undone call left its tensors in a list."""
     work = partial(train, number_of_steps=9)
-    split, unsplit, _ = trained(KeepsOfLongTexts, of_a_longer_text, work=work)
+    split, unsplit, _ = trained(make, of_a_longer_text, work=work)
     assert (split, unsplit) == (8, 1)
 
 
@@ -222,6 +238,25 @@ def test_samples_that_are_compared_in_late_steps_are_those_of_the_batch(trained,
     split, unsplit, _ = trained(make, steps, work=partial(train, number_of_steps=20))
     assert unsplit > 0
     assert (split > 0) is some_are_split
+
+
+class AveragesLate(Net):
+    """Keeps an average of its samples in the last calls, in a buffer so large that helpers see its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(4096, 4, dtype=torch.float64))
+
+    def forward(self, x, step, total):
+        scores = self.two(torch.relu(self.one(x)))
+        if step > 0.55 * total:
+            self.average.mul_(0.9).add_(scores.detach().mean(0))
+        return scores + self.average[0]
+
+
+def test_a_shared_buffer_is_as_before_a_call_that_was_split_in_vain(trained):
+    split, unsplit, _ = trained(AveragesLate, of_step, work=partial(train, number_of_steps=20))
+    assert min(split, unsplit) > 0
 
 
 class CountsInNewGlobal(Plain):

@@ -144,6 +144,32 @@ def seeded(make):
     return with_given(make)
 
 
+class ScoresBy(Applies):
+    """Computes its loss by what it is given."""
+
+    def forward(self, x, function, labels):
+        return function(self.layer(x), labels)
+
+
+def with_weights_of_classes():
+    """Train a model with a loss whose weights of classes change."""
+    model, losses = ScoresBy(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        criterion = nn.CrossEntropyLoss(weight=torch.arange(1.0 + step, 5.0 + step, dtype=torch.float64))
+        optimizer.zero_grad()
+        loss = model(drawn(8, 5, seed=step), criterion, torch.arange(8) * step % 4)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_call_that_is_given_a_loss_with_weights_of_classes_is_split(compared):
+    split, unsplit, _ = compared(with_weights_of_classes)
+    assert (split, unsplit) == (3, 0)
+
+
 class ReadsGradients(Applies):
     """Scales its scores by the gradient of its weight."""
 

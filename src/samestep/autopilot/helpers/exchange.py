@@ -1,6 +1,6 @@
 """Sends the helpers what they need of each call and do not have yet."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -23,6 +23,17 @@ from samestep.autopilot.split_calls import ModuleCall
 from samestep.base.errors import PeerLost
 from samestep.hooks.random_draws import RngState
 from samestep.parallel.sharding import share
+
+
+@contextmanager
+def _told(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield numbers that the block tells the helpers; if it cannot, the next message does.
+
+    Finalizers may add some meanwhile, also in other threads.
+    """
+    told = [*numbers]
+    yield told
+    del numbers[: len(told)]
 
 
 class Exchange:
@@ -112,11 +123,10 @@ class Exchange:
             PeerLost: a helper is lost.
         """
         message = self._message(call, number, surroundings, streams)
-        released, dropped = self._take_released(), [*self._dropped]
-        del self._dropped[: len(dropped)]
-        for dropped_number in set(dropped) - {number}:
-            self._slices.checks.pop(dropped_number, None)
-        self._send(Check(released=released, declared=declared, begins=begins, dropped=dropped, **message))
+        with _told(self._released) as released, _told(self._dropped) as dropped:
+            for dropped_number in set(dropped) - {number}:
+                self._slices.checks.pop(dropped_number, None)
+            self._send(Check(released=released, declared=declared, begins=begins, dropped=dropped, **message))
 
     def send_call(self, attempt: Attempt) -> int:
         """Let the helpers begin a split call; return the number of the call.
@@ -133,7 +143,6 @@ class Exchange:
         streams = None if plan.draws is None else attempt.streams
         message = self._message(call, number, surroundings, streams, attempt.reach, rewrites=plan.rewrites)
         self._calls += 1
-        released = self._take_released()
         tensors: list[Tensor] = [*message["written"].values()]
         key: Any = None
         form = form_of(message["arguments"], tensors)
@@ -143,10 +152,11 @@ class Exchange:
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, *streams.key_of_numpy())
-            if self._helpers.line.repeat(key, tensors, self._calls, released):
+        with _told(self._released) as released:
+            if form is not None and self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
-        rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
-        self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
+            rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
+            self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
         return self._calls
 
     def send_backward(
@@ -160,8 +170,7 @@ class Exchange:
         """
         tensors: list[Tensor] = []
         key = (Backward, form_of(gradients, tensors), graph.total, tuple(graph.rows), retain)
-        released = self._take_released()
-        try:
+        with _told(self._released) as released:
             if self._helpers.line.repeat(key, tensors, number, released):
                 return
             message = Backward(call=number, gradients=gradients, retain=retain, released=released)
@@ -171,9 +180,6 @@ class Exchange:
                 if gradient is not None and rows is not None
             }
             self._helpers.line.send(message, key=key, rows=Rows(by_id, self._shares(graph.total)))
-        except OSError:
-            self._released += released
-            raise
 
     def _message(
         self,
@@ -195,8 +201,9 @@ class Exchange:
         if known is None or not known.serves(state, rewrites=rewrites):
             known, mirror = self._mirrors.mirrored(module, state, known, rewrites=rewrites)
             finalize(module, self._ended.append, known.number)
-            ended, self._ended[:] = [*self._ended], []
-            self._ask(NewMirror(mirror=mirror, ended=ended))
+            self.mirrored.pop(module, None)  # helpers forget it with this message
+            with _told(self._ended) as ended:
+                self._ask(NewMirror(mirror=mirror, ended=ended))
             self.mirrored[module] = known
         return {
             "mirror": known.number,
@@ -236,9 +243,3 @@ class Exchange:
             raise MirrorError(f"there is no memory to send it ({failed})") from None
         if error := self._helpers.line.collect():
             raise MirrorError(f"a helper cannot use it ({error})")
-
-    def _take_released(self) -> Sequence[int]:
-        released, self._released = self._released, []
-        for call in released:
-            self._slices.graphs.pop(call, None)
-        return released

@@ -388,10 +388,8 @@ class MainCalls:
             return self._unsplit(call, OTHER_STATE)
         carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
-        changes = (
-            plan.sides or plan.rewrites or plan.reads_late or self._signatures.are_changed_by_calls(module)
-        )
-        saved, held = SavedState(module) if carried or changes else None, HeldTensors(module)
+        saved = SavedState(module) if carried or self._changes(module, plan) else None
+        held = HeldTensors(module, (value for _, value in state[0].values))
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
         if is_compared or self._is_first_to_continue(calls, module, plan, total):
@@ -419,6 +417,11 @@ class MainCalls:
         self._record(module, plan)
         self._short_calls.end(kind, module)
         return outputs
+
+    def _changes(self, module: nn.Module, plan: SplitPlan) -> bool:
+        """Return whether a call changes more than batch norm does, or may do so in a new branch."""
+        of_plan = plan.sides or plan.rewrites or plan.reads_late
+        return bool(of_plan) or self._signatures.may_branch_anew(module)
 
     def _surprise(self, attempt: Attempt, held: HeldTensors, expected: Sequence[SideOutput]) -> str:
         """Return what a split call has done that the checked ones had not; empty if it was as they were."""

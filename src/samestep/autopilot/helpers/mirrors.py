@@ -189,7 +189,8 @@ def _compared_elements(values: Any) -> Any:
     parts = [part for pair in items(values) for part in pair] if is_mapping(values) else [*elements(values)]
     kinds = {type(part): part for part in parts}
     if any(_may_change(part) for part in kinds.values()):
-        raise MirrorError(f"it reads a {type(values).__name__} with {length(values)} parts that may change")
+        kind = type(values).__name__
+        raise MirrorError(f"it reads a {kind} with more than {MOST_KEYS} parts, which may change")
     if all(kind in PLAIN for kind in kinds):
         return frozenset(kinds), parts
     return [Identity(part) for part in parts]

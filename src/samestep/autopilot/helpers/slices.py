@@ -281,7 +281,7 @@ class RankSlices:
         name = type(module).__name__
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
         reads = GuardedReads(plan.reads, name) if plan.reads else None
-        watches = plan.watches_operations and draws is None
+        watches = plan.watches_operations and plan.operations is not None and draws is None
         recorder: OperationRecorder | None = OperationRecorder() if watches else None
         written = WrittenTensors(module, plan)
         with recorder or nullcontext():

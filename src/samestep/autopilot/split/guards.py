@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.loss import _Loss
 from torch.nn.modules.rnn import RNNBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -594,12 +595,21 @@ def unfollowed(arguments: CallArguments) -> str | None:
             continue
         root = [((0, ""), part)]
         inside = walked("", part) if callable(part) else walk(root, stored_in, depth=DEEPEST)
+        constants = _constants_of(part)
         for _, value in islice(inside, MOST_OBJECTS):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and id(value) not in constants:
                 return "it is given a module, a function or an object that has tensors of its own"
             if isinstance(value, _CHANGING):
                 return f"it is given an object ({type(value).__name__}) that it may change, and not rewind"
     return None
+
+
+def _constants_of(part: Any) -> set[int]:
+    """Return the ids of the weights of classes of one of torch's losses, which no call changes."""
+    if type(part).__module__ != _Loss.__module__:
+        return set()
+    buffers = vars(part).get("_buffers", {}).values()
+    return {id(buffer) for buffer in buffers if buffer is not None and not buffer.requires_grad}
 
 
 def hooked_module(module: nn.Module) -> str | None:

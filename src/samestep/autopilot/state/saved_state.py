@@ -220,19 +220,29 @@ def _saved_names(module: nn.Module, values: Sequence[Any]) -> Iterator[Undo]:
 
 def _saved(value: Any) -> Iterator[Undo]:
     """Yield functions that restore the contents of a container, an array, a generator, and of an object."""
-    if _is_container(value):
-        yield partial(refill, value, contents_of(value))
-    elif isinstance(value, np.ndarray):
+    yield from _saved_parts(value)
+    if isinstance(value, np.ndarray):
         yield partial(_refill_array, value, value.copy())
     elif is_generator(value):
         yield partial(_set_generator_state, value, generator_state(value))
     elif isinstance(value, (*_WEAK_DICTS, CACHED, Optimizer, LRScheduler)):
         yield from _saved_of_library(value)
-    if not isinstance(value, PLAIN) and is_record(value):  # it may be a container, too
-        yield partial(restore_fields, value, fields_of(value))
+    if _has_fields(value):
         for member in [*vars(type(value)).values()]:
             if isinstance(member, CACHED):
                 yield from _saved(member)
+
+
+def _saved_parts(value: Any) -> Iterator[Undo]:
+    """Yield functions that restore the items of a container, and the fields of an object."""
+    if _is_container(value):
+        yield partial(refill, value, contents_of(value))
+    if _has_fields(value):  # it may be a container, too
+        yield partial(restore_fields, value, fields_of(value))
+
+
+def _has_fields(value: Any) -> bool:
+    return not isinstance(value, PLAIN) and is_record(value)
 
 
 _WEAK_DICTS = WeakKeyDictionary, WeakValueDictionary
@@ -363,10 +373,12 @@ def _distinct(values: Any) -> Iterator[Any]:
 class HeldTensors:
     """The attributes of the script's modules before a call, to find tensors that it keeps unexpectedly."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, values: Iterable[Any]) -> None:
+        """Note the attributes; `values` are what the module reaches, whose parts are restored, too."""
         parts = (part for part in modules_of(module) if not type(part).__module__.startswith("torch."))
         self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
         self._buffers = [(part._buffers, dict(part._buffers)) for part, *_ in self._before]  # noqa: SLF001
+        self._undo = [undo for value in _distinct(values) for undo in _saved_parts(value)]
 
     def kept(
         self, module: nn.Module, expected: Iterable[SideOutput], *, replaces_buffers: bool = False
@@ -384,7 +396,9 @@ class HeldTensors:
         return None
 
     def restore(self) -> None:
-        """Assign the attributes again that the call has replaced."""
+        """Assign the replaced attributes again, and restore items of containers and fields of objects."""
+        for undo in self._undo:
+            undo()
         for part, attributes, _ in self._before:
             refill(vars(part), attributes)
         for buffers, before in self._buffers:

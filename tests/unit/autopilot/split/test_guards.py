@@ -98,7 +98,11 @@ class Watched(nn.Module):
 
 
 @pytest.mark.usefixtures("_frequent_switches")
-@pytest.mark.parametrize("read", [python_state, SavedState, HeldTensors], ids=["guards", "saved", "held"])
+@pytest.mark.parametrize(
+    "read",
+    [python_state, SavedState, lambda model: HeldTensors(model, ())],
+    ids=["guards", "saved", "held"],
+)
 def test_a_thread_changes_what_a_model_refers_to(read):
     model, over = Watched(), threading.Event()
     vars(model).update({f"list{number}": [number] for number in range(60)})
