@@ -26,14 +26,14 @@ from samestep.parallel.sharding import share
 
 
 @contextmanager
-def _told(numbers: list[int]) -> Iterator[list[int]]:
-    """Yield numbers that the block tells the helpers; if it cannot, the next message does.
+def _delivered(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield numbers that the block sends to the helpers; if it cannot, the next message has them.
 
     Finalizers may add some meanwhile, also in other threads.
     """
-    told = [*numbers]
-    yield told
-    del numbers[: len(told)]
+    delivered = [*numbers]
+    yield delivered
+    del numbers[: len(delivered)]
 
 
 class Exchange:
@@ -123,7 +123,7 @@ class Exchange:
             PeerLost: a helper is lost.
         """
         message = self._message(call, number, surroundings, streams)
-        with _told(self._released) as released, _told(self._dropped) as dropped:
+        with _delivered(self._released) as released, _delivered(self._dropped) as dropped:
             for dropped_number in set(dropped) - {number}:
                 self._slices.checks.pop(dropped_number, None)
             self._send(Check(released=released, declared=declared, begins=begins, dropped=dropped, **message))
@@ -152,7 +152,7 @@ class Exchange:
             if streams is not None:
                 tensors += streams.tensors()
                 key = (*key, streams.python, *streams.key_of_numpy())
-        with _told(self._released) as released:
+        with _delivered(self._released) as released:
             if form is not None and self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
             rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
@@ -170,7 +170,7 @@ class Exchange:
         """
         tensors: list[Tensor] = []
         key = (Backward, form_of(gradients, tensors), graph.total, tuple(graph.rows), retain)
-        with _told(self._released) as released:
+        with _delivered(self._released) as released:
             if self._helpers.line.repeat(key, tensors, number, released):
                 return
             message = Backward(call=number, gradients=gradients, retain=retain, released=released)
@@ -202,7 +202,7 @@ class Exchange:
             known, mirror = self._mirrors.mirrored(module, state, known, rewrites=rewrites)
             finalize(module, self._ended.append, known.number)
             self.mirrored.pop(module, None)  # helpers forget it with this message
-            with _told(self._ended) as ended:
+            with _delivered(self._ended) as ended:
                 self._ask(NewMirror(mirror=mirror, ended=ended))
             self.mirrored[module] = known
         return {

@@ -62,7 +62,7 @@ def check(exchange, module, number=1):
     exchange.send_check(call, number, modes, streams, declared=None, begins=True)
 
 
-def test_what_a_message_could_not_tell_the_next_one_does(exchange, line):
+def test_numbers_of_a_message_that_failed_are_in_the_next_one(exchange, line):
     """Helpers kept the graph of a call, as the arguments of the next call could not be sent."""
     module = Scaled(3, 2)
     exchange.release(3)
