@@ -11,6 +11,7 @@ import argparse
 import getpass
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -199,8 +200,7 @@ class Run:
         files = [_described(file) for file in self.folder.iterdir() if file.name not in own]
         if self.process.poll() in (-signal.SIGKILL, -signal.SIGQUIT):  # the next command deletes it
             files = [one for one in files if not one.startswith("samestep-")]
-        # No run of the script has semaphores of multiprocessing; those of other programs come and go.
-        segments = [one for one in shared_memory() - self._segments if not one.startswith("sem.mp-")]
+        segments = [name for name in shared_memory() - self._segments if _is_of_ended_process(name)]
         return [*map(str, self.processes()), *files, *sorted(segments)]
 
     def weights(self) -> list[torch.Tensor]:
@@ -215,6 +215,12 @@ class Run:
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.01)
         self.process.poll()
+
+
+def _is_of_ended_process(segment: str) -> bool:
+    """Return whether torch made a segment in a process that has ended: other tests have files there, too."""
+    maker = re.match(r"torch_(\d+)_", segment)
+    return maker is not None and not Path(f"/proc/{maker[1]}").exists()
 
 
 def _described(file: Path) -> str:
