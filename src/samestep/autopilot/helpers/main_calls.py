@@ -389,7 +389,8 @@ class MainCalls:
         carried, modes = carried_by(module), Surroundings.now(module, self.device)
         _, left = outcome(module, None, {*carried, *plan.sides})
         saved = SavedState(module) if carried or self._changes(module, plan) else None
-        held = HeldTensors(module, (value for _, value in state[0].values))
+        # A saved state restores all of it.
+        held = HeldTensors(module, (value for _, value in state[0].values) if saved is None else ())
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
         if is_compared or self._is_first_to_continue(calls, module, plan, total):
