@@ -67,13 +67,17 @@ def test_hooks_on_weights_that_a_loss_does_not_use_are_not_called(compared, regi
     assert (split, unsplit) == (6, 0)
 
 
-class Norm(torch.autograd.Function):
-    """Keeps the norm of its gradient in a buffer."""
+class OfOwner(torch.autograd.Function):
+    """The identity; its backward has the module that calls it."""
 
     @staticmethod
     def forward(ctx, x, owner):
         ctx.owner = owner
         return x.view_as(x)
+
+
+class Norm(OfOwner):
+    """Keeps the norm of its gradient in a buffer."""
 
     @staticmethod
     def backward(ctx, gradient):
@@ -81,13 +85,8 @@ class Norm(torch.autograd.Function):
         return gradient, None
 
 
-class Tap(torch.autograd.Function):
+class Tap(OfOwner):
     """Assigns its gradient to an attribute."""
-
-    @staticmethod
-    def forward(ctx, x, owner):
-        ctx.owner = owner
-        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -95,13 +94,8 @@ class Tap(torch.autograd.Function):
         return gradient, None
 
 
-class Reversal(torch.autograd.Function):
+class Reversal(OfOwner):
     """Reads the factor of its gradient in the backward."""
-
-    @staticmethod
-    def forward(ctx, x, owner):
-        ctx.owner = owner
-        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
