@@ -51,7 +51,7 @@ _UNITS = re.compile(r"sec(?:ond)?s?|ms(?:ec)?|[uµn]?s|mins|minutes?|h(?:ou)?rs?
 _UNITS_BEHIND = re.compile(r"h|min")
 """Units that are also words: directly behind the number."""
 _BARS = re.compile(r"[|│┃║,;\t]")
-"""What separates the cells of a row, if it is not spaces."""
+"""The separators of the cells of a row, if they are not spaces."""
 _COUNTER = re.compile(r"#/#|#of#")
 """The number of a batch and the number of batches, in the shape of a line."""
 _OF_RANK_0 = re.compile(

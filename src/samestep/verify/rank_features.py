@@ -42,7 +42,7 @@ _COMPRESSING = ("powerSGD_hook", "quantization_hooks")  # modules of hooks that 
 _COMPRESSING_NAMES = ("fp16_compress", "bf16_compress")
 _ROWS = 61  # rows of a table; samples that share a row get equal noise, which is harmless: a guess
 _DRAWN = "dropout or noise"
-"""What calls of models draw."""
+"""The draws of calls of models."""
 aten = torch.ops.aten
 
 

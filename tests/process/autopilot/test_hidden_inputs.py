@@ -1,4 +1,4 @@
-"""What a forward may ask of its arguments, and of what is around its call, guards the way to split it."""
+"""The values and the classes of arguments, and the modes around a call, guard the way to split it."""
 
 import functools
 from enum import Enum
@@ -43,7 +43,7 @@ ASKED = {
     "array": (lambda _, given: given[0] > 0, np.zeros(3), np.ones(3)),
     "type of array": (lambda _, given: given.dtype == np.int64, np.zeros(40), np.zeros(40, dtype=np.int64)),
 }
-"""What a forward asks, and two values of an argument of which only the second lets it compare samples."""
+"""A property of an argument, and two values of it, of which only the second lets forward compare samples."""
 
 
 class ComparesIf(nn.Module):

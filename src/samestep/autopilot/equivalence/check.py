@@ -66,7 +66,7 @@ Checks of such models take a sixth of the time."""
 WRITES_FILES = "it writes to files when it is called"
 TRAINS = "it calls backward or steps an optimizer when it is called"
 _FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
-"""What the gradients of outputs are multiplied by; by all where the script has a backward of its own, which
+"""Factors of the gradients of outputs. All are tried where the script has a backward of its own, which
 may limit large gradients of a weight, or drop small ones: guesses."""
 _ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
 """Reasons that hold for every way."""
@@ -653,7 +653,7 @@ class _Expected:
     written: str | None
     """A tensor of the module that the backward has written to or assigned; None for none."""
     kept: Attributes
-    """What the call and its backward have changed beside tensors."""
+    """The attributes beside tensors that the call and its backward have changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ class NodeCall:
         """An operand of the node without a gradient, for a backward that must come to the node."""
         self._constants = result.constants
         self._state: Attributes | None = None
-        """What the backward may read of the module, after the call; None if it reads nothing."""
+        """The state of the module after the call, which the backward may read; None if it reads none."""
         self._hooks: dict[int, tuple[int, GradientHook]] = OrderedDict()
         """Hooks on gradients of outputs from which others are computed, and the places of these outputs."""
 
@@ -333,9 +333,8 @@ class NodeCall:
             assert self._attempt is not None
             in_parts = may_call_parts(self._attempt.call.module)
             self._signature.stay_unsplit(OF_OPERANDS, in_parts=in_parts)
-        elif (
-            replaced or rewritten
-        ):  # the graph of a whole call has the new values where torch reads them again
+        elif replaced or rewritten:
+            # The graph of a whole call has the new values where torch reads them again.
             self._signature.stay_unsplit(REPLACED)
         elif self._has_other_state():
             self._signature.stay_unsplit(OTHER_IN_BACKWARD)

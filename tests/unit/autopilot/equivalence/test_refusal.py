@@ -1,4 +1,4 @@
-"""What only the main rank has keeps a call whole if the code of the call may read it."""
+"""Calls whose code may read a state that only the main rank has are not split."""
 
 import pytest
 import torch

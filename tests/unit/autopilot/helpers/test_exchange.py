@@ -1,4 +1,4 @@
-"""Helpers are told what they need no longer, and have the mirrors that the main rank expects them to have."""
+"""Messages to helpers name all that is released, and mirrors are sent again where helpers lost them."""
 
 from types import SimpleNamespace
 
