@@ -82,6 +82,7 @@ class Data:
 
 _LOADERS = {
     "slices": ("", "sliced(N, B, SHUFFLED)"),
+    "sizes that change": ("SIZES = ALL_SIZES", "sliced(N, SIZES[epoch], SHUFFLED)"),
     "loader": (
         "loader = DataLoader(range(N), batch_size=B, shuffle=SHUFFLED, collate_fn=make_batch)",
         "loader",
@@ -128,7 +129,7 @@ def make_data(rng: Random, *, needs, ignores, kind, target):
     layout = Layout(1, 0) if is_sequence and chance(rng, 0.35) else Layout(0, 1)
     length = rng.choice(("lengths", "lengths", "mask")) if is_sequence else ""
     fields = tuple(name for name in ("x", length, "y", needs) if name)
-    loader = rng.choice(("slices", "loader", "own generator", "tensors"))
+    loader = rng.choice(("slices", "loader", "own generator", "tensors", "sizes that change"))
     form = rng.choice(("tuple", "tuple", "dict", "namedtuple"))
     if loader == "tensors":
         loader, form = ("loader", form) if is_sequence else (loader, "tuple")
@@ -149,6 +150,9 @@ def make_data(rng: Random, *, needs, ignores, kind, target):
         _SLICED,
         _LOADERS[loader][0],
     )
+    smallest = min(3, rest or size)
+    sizes = [one for one in range(3, 2 * size + 1) if (count % one or one) >= smallest]
+    made = made.replace("ALL_SIZES", str([size, *rng.sample(sizes, min(2, len(sizes))), size, size][:3]))
     made = made.replace("DATA", ", ".join(f"{name.upper()}[:N]" for name in fields))
     return Data(
         kind=kind,

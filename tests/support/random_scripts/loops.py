@@ -82,10 +82,11 @@ class Loop:
     source: str
 
 
-def make_loop(rng: Random, data: Data, model: Model, loss):
-    """Return the source of a training loop."""
+def make_loop(rng: Random, data: Data, model: Model, loss, features):
+    """Return the source of a training loop with features."""
     optimizer = choose(rng, OPTIMIZERS)
     is_search = optimizer.name == "LBFGS"
+    features = [feature for feature in features if _is_possible(feature, model, is_search=is_search)]
     schedule = rng.choice(("", "", *SCHEDULES)) if not is_search else ""
     made, by_step, by_epoch = SCHEDULES[schedule]
     twin = rng.choice(("", "", "", "", "twice", "teacher", "average")) if not is_search else ""
@@ -97,7 +98,7 @@ def make_loop(rng: Random, data: Data, model: Model, loss):
         penalty = PENALTIES[0]
     stop = "" if not chance(rng, 0.12) else 'if total > best + 0.5:\n    print("stopped")\n    break'
     changes, changed = _changes(rng, model)
-    compute = _compute(data, model, loss, penalty[1], twin)
+    compute = _compute(data, model, loss, penalty[1], twin, features)
     step = _searched(compute) if is_search else _stepped(rng, compute, accumulated=is_accumulated)
     if twin in ("teacher", "average"):
         after = (
@@ -109,9 +110,12 @@ def make_loop(rng: Random, data: Data, model: Model, loss):
         after = ""
     body = lines_of(
         data.unpacked(),
+        *(f"given_{feature.place} = {feature.given}" for feature in features if feature.given),
+        *(feature.before for feature in features),
         step,
         by_step,
         after,
+        *(feature.after for feature in features),
         "total += loss.item()",
         'print(f"epoch {epoch} step {step} loss {loss.item():.10f}")',
         files.by_step,
@@ -137,15 +141,18 @@ def make_loop(rng: Random, data: Data, model: Model, loss):
         if copied
         else "",
         f"optimizer = {optimizer.init}",
+        *(feature.first for feature in features),
         f"scheduler = {made}" if made else "",
         _FLUSH if is_accumulated else "",
         evaluation,
         "\n\n" + files.first if files.first else "\n",
+        *(f"{name} = None" for name in model.given),
         "best = math.inf",
         f"for epoch in range({rng.choice((2, 2, 3))}):",
         indent(epoch, "    "),
         'print(f"copied {evaluate(copied):.10f}")' if copied else "",
         files.last,
+        *(feature.last for feature in features),
         'print(f"weights {sum(p.double().abs().sum().item() for p in model.state_dict().values()):.10f}")',
         'print(f"squares {sum(p.double().pow(2).sum().item() for p in model.parameters()):.10f}")',
     )
@@ -155,20 +162,34 @@ def make_loop(rng: Random, data: Data, model: Model, loss):
         penalty[0],
         twin,
         *changed,
+        *(feature.name for feature in features),
         files.name,
         "accumulated" if is_accumulated else "",
     )
     return Loop(", ".join(name for name in names if name), text)
 
 
-def _compute(data, model, loss, penalty, twin):
+def _is_possible(feature, model, *, is_search):
+    """Return whether a loop has what a feature needs; LBFGS computes the outputs in its closure."""
+    if not feature.needs:
+        return True
+    has = "out" in model.returned if feature.needs == "out" else model.style in ("position", "name")
+    return has and not is_search
+
+
+def _compute(data, model, loss, penalty, twin, features):
     """Return the lines that compute `loss` for a batch."""
     extra = {
         "returned": "loss = loss + 0.1 * aux.mean()",
         "attribute": "loss = loss + 0.1 * model.aux.mean()",
     }
     outside = "" if model.has_loss else source(loss, data.layout)
-    lines = [model.called(data), outside, extra.get(model.extra, ""), penalty]
+    called = model.called(data)
+    for feature in features:
+        if feature.context:
+            called = f"with {feature.context}:\n{indent(called, '    ')}"
+    results = [feature.result for feature in features]
+    lines = [called, *results, outside, extra.get(model.extra, ""), penalty]
     if twin == "twice" and "out" in model.returned:
         again = model.called(data).replace("out", "again", 1) if model.form in ("alone", "tuple") else ""
         if again and "loss" not in model.returned and "aux" not in model.returned:
@@ -179,7 +200,7 @@ def _compute(data, model, loss, penalty, twin):
             "with torch.no_grad():\n" + indent(model.called(data, model="copied"), "    "),
             "loss = loss + 0.2 * F.mse_loss(kept, out)",
         ]
-    return lines_of(*lines)
+    return lines_of(*lines, *(feature.between for feature in features))
 
 
 _FLUSH = """

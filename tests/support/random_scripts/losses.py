@@ -36,6 +36,23 @@ def _masked(each):
             "m",
             weight=0.5,
         ),
+        Loss(
+            "masked by itself, clamped",
+            f"each = {each}\nkept = (each.detach() > 1.2).to(each.dtype)\n"
+            "loss = (each * kept).sum() / kept.sum().clamp(min=1) + 0.1 * each.mean()",
+        ),
+        Loss(
+            "masked by itself, with a small divisor",
+            f"each = {each}\nkept = (each.detach() > 1.2).to(each.dtype)\n"
+            "loss = (each * kept).sum() / (kept.sum() + 1e-3) + 0.1 * each.mean()",
+            weight=0.5,
+        ),
+        Loss(
+            "of the greatest, if there are",
+            f"each = {each}\nkept = each[each.detach() > 1.2]\n"
+            "loss = kept.mean() + 0.1 * each.mean() if len(kept) else 0.1 * each.mean()",
+            weight=0.5,
+        ),
         Loss("weighted mean", f"each = {each}\nloss = (each * w).sum() / w.sum()", "w"),
         Loss("weighted sum by a number", f"each = {each}\nloss = (each * w).sum() / 4", "w"),
         Loss("root of the mean", f"each = {each}\nloss = each.mean().sqrt()", weight=0.5),

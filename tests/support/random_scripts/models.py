@@ -20,6 +20,7 @@ class Model:
         name: the names of its parts.
         definition: the source of its class.
         inputs: the names in a batch that it takes.
+        given: the names of further arguments.
         style: the arguments of a call: by position, by name, the batch itself, or its keys.
         returned: the names that `forward` returns.
         form: the form of the result: alone, tuple, dict or dataclass.
@@ -31,6 +32,7 @@ class Model:
     name: str
     definition: str
     inputs: tuple[str, ...]
+    given: tuple[str, ...]
     style: str
     returned: tuple[str, ...]
     form: str
@@ -49,7 +51,7 @@ class Model:
             "batch": "batch",
             "keys": "**batch",
         }[self.style]
-        call = f"{model}({arguments})"
+        call = f"{model}({', '.join((arguments, *(f'{name}={name}' for name in self.given)))})"
         if self.form == "alone" or (self.has_loss and not with_loss):
             return f"{self.returned[0] if with_loss else 'out'} = {call}"
         if self.form == "tuple":
@@ -60,8 +62,8 @@ class Model:
         )
 
 
-def make_model(rng: Random, data: Data, loss, *, inside):
-    """Return a model for this data; it computes the loss itself if `inside` is set."""
+def make_model(rng: Random, data: Data, loss, features, *, inside):
+    """Return a model with features for this data; it computes the loss itself if `inside` is set."""
     stem, middle, vectors = _stem(rng, data), [], []
     is_sequence, per_step = data.kind in SEQUENCES, data.target in PER_STEP
     if is_sequence:
@@ -73,7 +75,8 @@ def make_model(rng: Random, data: Data, loss, *, inside):
     if not per_step:
         vectors = _chosen(rng, VECTOR_PARTS, rng.choice((0, 1, 2) if middle else (1, 2, 2, 3)), data)
     head = _head(rng, data)
-    parts = [part.at(index) for index, part in enumerate([stem, *middle, *vectors, head])]
+    first = [part.at(index) for index, part in enumerate([stem, *middle, *vectors])]
+    parts = [*first, *features, head]
     extra = choose(rng, EXTRAS) if chance(rng, 0.25) else None
     where = rng.choice(("returned", "attribute", *(("in the loss",) if inside else ()))) if extra else ""
     style = rng.choice(("position", "position", "name", "batch", *(("keys",) if data.form == "dict" else ())))
@@ -81,6 +84,7 @@ def make_model(rng: Random, data: Data, loss, *, inside):
     form = "alone" if len(returned) == 1 else rng.choice(("tuple", "dict", "dataclass"))
     inputs = tuple(name for name in data.fields if inside or name in ("x", "lengths", "mask"))
     can_leave_out = inside and style in ("position", "name")
+    given = tuple(f"given_{feature.place}" for feature in features if feature.given)
     ending = lines_of(
         f"{'self.aux' if where == 'attribute' else 'aux'} = {extra.expression}" if extra else "",
         "if y is None:\n    return out" if can_leave_out else "",
@@ -94,12 +98,18 @@ def make_model(rng: Random, data: Data, loss, *, inside):
         *(part.forward for part in parts),
         ending,
     )
-    names = ", ".join(part.name for part in parts)
+    names = ", ".join(part.name for part in [*first, head])
     added = f", {extra.name} {where}" if extra else ""
     return Model(
         name=f"{names}{added}",
-        definition=data.layout.applied(_class(parts, forward, inputs, returned, form, style)),
+        definition=data.layout.applied(
+            lines_of(
+                *(f"\n\n{feature.top}" for feature in features if feature.top),
+                _class(parts, forward, inputs, returned, form, style, given),
+            )
+        ),
         inputs=inputs,
+        given=given,
         style=style,
         returned=returned,
         form=form,
@@ -188,16 +198,15 @@ def _result(returned, form):
     return f"Result({', '.join(returned)})"
 
 
-def _class(parts, forward, inputs, returned, form, style):
+def _class(parts, forward, inputs, returned, form, style, given):
     fields = "\n".join(f"    {name}: torch.Tensor" for name in returned)
     needed = [name for name in inputs if name != "y"]
+    more = [f"{name}=None" for name in given]
+    first = needed if "y" not in inputs else needed[: needed.index("x") + 1]
     arguments = {
-        "batch": "batch",
-        "keys": ", ".join((*inputs, "**others")),
-    }.get(
-        style,
-        ", ".join((*(needed if "y" not in inputs else needed[: needed.index("x") + 1]), *_optional(inputs))),
-    )
+        "batch": ["batch", *more],
+        "keys": [*inputs, *more, "**others"],
+    }.get(style, [*first, *_optional(inputs), *more])
     init = lines_of(*(part.init for part in parts))
     state = lines_of(
         "self.epoch = 0" if "self.epoch" in forward else "",
@@ -215,7 +224,7 @@ def _class(parts, forward, inputs, returned, form, style):
         "    def __init__(self):",
         "        super().__init__()",
         indent(lines_of(init, state), "        "),
-        f"\n    def forward(self, {arguments}):",
+        f"\n    def forward(self, {', '.join(arguments)}):",
         indent(lines_of(counting, forward), "        "),
         "",
     )

@@ -5,9 +5,10 @@ from random import Random
 from support.random_scripts.data import make_data
 from support.random_scripts.loops import make_loop
 from support.random_scripts.losses import CONTRASTS, LOSSES
-from support.random_scripts.models import make_model
+from support.random_scripts.models import PER_STEP, make_model
 from support.random_scripts.pairs import PAIRS
 from support.random_scripts.parts import chance, choose, lines_of
+from support.random_scripts.switches import make_features
 
 KINDS = {
     "vectors": ("class", "values", "binary"),
@@ -20,8 +21,11 @@ OUTPUTS = {"class": "4", "values": "2", "binary": "2", "tags": "4", "next": "11"
 
 _HEADER = '''"""SEED: NAME."""
 import copy
+import functools
 import json
+import logging
 import math
+import os
 import random
 from collections import namedtuple
 from dataclasses import dataclass
@@ -59,8 +63,9 @@ def _supervised(rng):
     if target == "class" and chance(rng, 0.06):
         loss = choose(rng, CONTRASTS)
     data = make_data(rng, needs=loss.needs, ignores=loss.ignores, kind=kind, target=target)
-    model = make_model(rng, data, loss, inside=inside)
-    loop = make_loop(rng, data, model, loss)
+    features = make_features(rng, per_step=target in PER_STEP, has_loss=inside, kind=kind)
+    model = make_model(rng, data, loss, features, inside=inside)
+    loop = make_loop(rng, data, model, loss, features)
     sizes = f"K, D, P = {OUTPUTS[target]}, 6, {rng.choice(('0.0', '0.2', '0.5'))}"
     place = "inside" if inside else "outside"
     name = f"{data.name}; {model.name}; {loss.name} {place}; {loop.name}"
