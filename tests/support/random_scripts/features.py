@@ -219,7 +219,7 @@ WEIGHTS = (
     ),
     Feature(
         "weights in other strides",
-        after="p = next(model.parameters())\np.data = p.data.mT.contiguous().mT",
+        after="p = next(model.parameters())\np.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)",
     ),
     Feature(
         "weights written before the backward",
