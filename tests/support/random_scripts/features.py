@@ -199,9 +199,9 @@ STATES = (
     ),
     Feature("rounded to bfloat16", forward="h = h + (h.bfloat16().to(h.dtype) - h).detach()"),
     Feature(
-        "a frozen layer of half precision",
-        "self.low_N = nn.Linear(D, D).bfloat16().requires_grad_(False)",
-        "h = h + (h.detach().bfloat16() * self.low_N.weight[0]).to(h.dtype)",
+        "a tensor of half precision",
+        "self.low_N = torch.randn(D).bfloat16()",
+        "h = h + (h.detach().bfloat16() * self.low_N).to(h.dtype)",
     ),
 )
 
@@ -220,6 +220,7 @@ WEIGHTS = (
     Feature(
         "weights in other strides",
         after="p = next(model.parameters())\np.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)",
+        needs="out",  # not with LBFGS, which views weights as vectors
     ),
     Feature(
         "weights written before the backward",
