@@ -128,6 +128,35 @@ def gradient_penalty():
     return found
 
 
+def recurrent_calls_computed_again():
+    """Differentiate calls whose inputs were computed by the same weights, and compute them again here."""
+    torch.manual_seed(3)
+    cell, inputs = nn.RNNCell(3, 4, dtype=torch.float64), torch.randn(5, 8, 3).double()
+
+    def loss():
+        hidden = torch.zeros(8, 4).double()
+        for given in inputs:
+            hidden = cell(given, hidden)
+        return hidden.square().sum()
+
+    slopes = torch.autograd.grad(loss(), [*cell.parameters()], create_graph=True)
+    penalty = sum(slope.square().sum() for slope in slopes)
+    (penalty + loss()).backward()
+    return [penalty.item(), *(weight.grad.norm().item() for weight in cell.parameters())]
+
+
+def recurrent_weights_replaced_before_a_backward():
+    torch.manual_seed(3)
+    cell, inputs = nn.RNNCell(3, 4, dtype=torch.float64), torch.randn(5, 8, 3).double()
+    hidden = torch.zeros(8, 4).double()
+    for given in inputs:
+        hidden = cell(given, hidden)
+    for weight in cell.parameters():
+        weight.data = weight.data.clone()
+    hidden.square().sum().backward()
+    return [weight.grad.norm().item() for weight in cell.parameters()]
+
+
 def two_backwards():
     model, _, x = made()
     loss = model(x).square().mean()
@@ -516,6 +545,8 @@ SCRIPTS = [
     *(average_of_weights, statistics_of_unsplit_calls, changed_attributes, replaced_weights),
     *(weights_under_another_name, gradients_of_a_call_before_a_check, gradient_penalty, two_backwards),
     *(
+        recurrent_calls_computed_again,
+        recurrent_weights_replaced_before_a_backward,
         statistics_after_a_call_that_prints,
         numbers_that_only_a_later_call_draws,
         settings_of_layers,

@@ -1,6 +1,9 @@
 """Arguments with objects that helpers make with difficulty, or not at all, cost no helper."""
 
+import importlib
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -16,6 +19,11 @@ class Versioned(nn.Module):
 
     def forward(self, x, version):
         return self.one(x) * version[0]
+
+
+class Named(Versioned):
+    def forward(self, x, kind):
+        return self.one(x) * (3 if kind.name == "A" else 1)
 
 
 class Version(tuple):
@@ -99,9 +107,9 @@ def scaled():
     return found
 
 
-def called(version):
+def called(version, kind=Versioned):
     """Return the outputs of three calls with helpers, and how often these were started again."""
-    model, restarts = Versioned(), []
+    model, restarts = kind(), []
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
@@ -117,12 +125,25 @@ def called_with_own():
     return called(Version(3, 11))
 
 
-@pytest.mark.parametrize(("work", "is_split"), [(called_with_system, True), (called_with_own, False)])
+def called_with_member():
+    """Give a member of an enumeration in a module beside the script, which helpers cannot import."""
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        (Path(folder) / "kinds_beside.py").write_text("import enum\nKind = enum.Enum('Kind', 'A')\n")
+        patch.syspath_prepend(folder)
+        return called(importlib.import_module("kinds_beside").Kind.A, Named)
+
+
+@pytest.mark.parametrize(
+    ("work", "is_split"), [(called_with_system, True), (called_with_own, False), (called_with_member, True)]
+)
 def test_an_object_that_cannot_be_made_again_costs_no_helper(run, work, is_split):
     """Only this finds a message that a helper cannot read, at which it dies."""
     (outputs, restarts), *_, lines = run(2, work)
     assert (outputs, restarts) == ([[[6.0] * 3] * 6] * 3, 0)
-    assert any(line.startswith("Versioned at") and "calls split" in line for line in lines) == is_split
+    assert (
+        any(line.startswith(("Versioned at", "Named at")) and "calls split" in line for line in lines)
+        == is_split
+    )
 
 
 def test_a_tensor_that_is_given_twice_is_one_tensor_in_a_slice(compared):

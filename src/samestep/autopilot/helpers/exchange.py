@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -223,7 +224,7 @@ class Exchange:
     def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
         """Send a message; raise `MirrorError` if it holds what cannot be sent."""
         try:
-            with scripts_modules_by_value() if key is None else nullcontext():
+            with scripts_modules_by_value() if key is None or _has_enum(key) else nullcontext():
                 self._helpers.line.send(message, key=key, rows=rows)
         except PeerLost:
             raise
@@ -243,3 +244,10 @@ class Exchange:
             raise MirrorError(f"there is no memory to send it ({failed})") from None
         if error := self._helpers.line.collect():
             raise MirrorError(f"a helper cannot use it ({error})")
+
+
+def _has_enum(form: Any) -> bool:
+    """Return whether a message of a form has a member of an enumeration, whose class may be the script's."""
+    if isinstance(form, type):
+        return issubclass(form, Enum)
+    return isinstance(form, tuple) and any(map(_has_enum, form))

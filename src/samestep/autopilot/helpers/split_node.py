@@ -8,7 +8,7 @@ rank keeps the graph of its slice as long as torch keeps what this node has save
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
@@ -31,7 +31,7 @@ from samestep.autopilot.state.saved_state import SavedState, SideOutput, version
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
-from samestep.hooks.tensor_tree import leaves
+from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
 
 if TYPE_CHECKING:
@@ -258,6 +258,21 @@ def _with_values(rewritten: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
             weight.data.copy_(value)
 
 
+class _Cut(torch.autograd.Function):
+    """The identity, whose backward goes no further while the gradients of a node are computed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, is_cut: list[bool]) -> Tensor:
+        """Return the tensor."""
+        ctx.is_cut = is_cut
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradient, or none."""
+        return None if ctx.is_cut[0] else gradient, None
+
+
 class NodeCall:
     """A split call in the script's graph."""
 
@@ -323,6 +338,8 @@ class NodeCall:
         With gradients enabled it computes them by operations that can be differentiated again.
         """
         creates_graph, sources = torch.is_grad_enabled(), self.sources
+        if creates_graph and all(gradient is None for gradient in gradients):  # of a node behind a `_Cut`
+            return [None] * len(sources)
         pass_by_hooks(sources)
         is_modified = [version_of(source) for source in sources] != self._versions
         replaced = _replaced(self._data)
@@ -349,14 +366,25 @@ class NodeCall:
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation after the call of the model, which has to be computed again here"
             )
+        return self._backward_here(gradients, replaced, rewritten)
+
+    def _backward_here(
+        self,
+        gradients: Sequence[Tensor | None],
+        replaced: Sequence[tuple[Tensor, Tensor]],
+        rewritten: Sequence[tuple[Tensor, Tensor]],
+    ) -> Sequence[Tensor | None]:
+        """Return the gradients of the sources by a call that is computed again, on this rank only."""
+        creates_graph, sources = torch.is_grad_enabled(), self.sources
+        is_cut: list[bool] = [True]
         with torch.enable_grad(), _with_flags(self._flags), _with_data(replaced), _with_values(rewritten):
-            outputs = self._computed_again()
+            outputs, stand_ins = self._computed_again(is_cut if creates_graph else None)
         places = [place for place in range(len(gradients)) if place not in self._constants]
         for place, hook in self._hooks.values():
             outputs[places.index(place)].register_hook(hook)  # type: ignore[no-untyped-call]
         needed = [gradients[place] for place in places]
         pairs = [(out, grad) for out, grad in zip(outputs, needed, strict=True) if grad is not None]
-        wanted = [source for source in sources if source.requires_grad]
+        wanted = [stand_ins.get(id(source), source) for source in sources if source.requires_grad]
         if not wanted:
             return [None] * len(sources)
         with _without_hooks(wanted):
@@ -367,6 +395,7 @@ class NodeCall:
                     allow_unused=True,
                 )
             )
+        is_cut[0] = False
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _versions_now(self) -> list[int | None]:
@@ -375,23 +404,41 @@ class NodeCall:
         operands = self._attempt.call.arguments.both, self._attempt.state
         return [version_of(tensor) for _, tensor in leaves(operands)]
 
-    def _computed_again(self) -> list[Tensor]:
-        """Return the outputs of the node, each once, with a graph of the whole call on this rank."""
+    def _computed_again(self, is_cut: list[bool] | None) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Return the outputs of the node, each once, with a graph of the whole call on this rank.
+
+        The call gets stand-ins, also returned, for tensors that are computed: they may be computed from the
+        weights, or from other arguments, as in a recurrent model, and that part is not of this node.
+
+        Args:
+            is_cut: see `_Cut`; None if no graph of the gradients is wanted.
+        """
         attempt, device = self._attempt, self._calls.device
         assert attempt is not None
+        stand_ins: dict[int, Tensor] = {}
+
+        def stand_in(_: Path, tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad or tensor.is_leaf:
+                return tensor
+            if id(tensor) not in stand_ins:
+                cut: Any = partial(_Cut.apply, tensor, is_cut)
+                stand_ins[id(tensor)] = tensor.detach().requires_grad_() if is_cut is None else cut()
+            return stand_ins[id(tensor)]
+
         call, module = attempt.call, attempt.call.module
+        call = replace(call, arguments=call.arguments.changed(stand_in))
         saved, now, modes = SavedState(module), RngState.now(device), Surroundings.now(module, device)
         inside = is_inside.set(True)
         try:
             attempt.streams.restore()
             if attempt.saved is not None:
                 attempt.saved.restore()
-            assign_side_outputs(module, attempt.state)
+            assign_side_outputs(module, mapped(attempt.state, stand_in))
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)
             of_call = {id(argument) for _, argument in leaves(call.arguments.both)}
             outputs = {id(output): output for _, output in leaves(value) if output.requires_grad}
-            return [output for number, output in outputs.items() if number not in of_call]
+            return [output for number, output in outputs.items() if number not in of_call], stand_ins
         finally:
             is_inside.reset(inside)
             saved.restore()
