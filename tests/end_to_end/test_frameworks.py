@@ -95,7 +95,6 @@ def test_a_library_that_starts_ranks_unexpectedly_does_so_as_without_samestep(ru
     # A progress bar that both ranks write leaves empty lines between theirs.
     lines = [sorted(filter(None, results(run.out).splitlines())) for run in (two, plain)]
     assert lines[0] == lines[1]
-    assert "nothing to do" in two.err
 
 
 NATIVE = ("accelerate_metrics", "fabric_ranks", "lightning_ranks", "transformers_ranks")

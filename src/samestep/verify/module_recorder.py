@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from samestep.autopilot.script.call_account import calling_site, is_user_code
+from samestep.base.folders import shown
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, named
 from samestep.hooks.tensor_tree import data_in, leaves
@@ -101,7 +102,7 @@ class ModuleRecorder:
         parent = self._running[-1] if self._running else None
         root, name = self._root_and_name(module, parent)
         site = calling_site()
-        called = site.file, site.line
+        called = shown(site.file), site.line
         call = Call(
             index=self._calls,
             parent=None if parent is None else parent.index,

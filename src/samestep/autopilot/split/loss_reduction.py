@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.state.saved_state import version_of
@@ -335,8 +336,11 @@ class _Graph:
 
 
 def _name(node: Any) -> str:
-    """Return the name of a graph node without its version: ``MulBackward`` for ``MulBackward0``."""
-    return type(node).__name__.rstrip("0123456789")
+    """Return the name of a graph node without its version: ``MulBackward`` for ``MulBackward0``.
+
+    It is empty for a node that is written in Python, such as that of a split call, which has a name of torch.
+    """
+    return "" if isinstance(node, BackwardCFunction) else type(node).__name__.rstrip("0123456789")
 
 
 def _divides_by_weight(node: Any) -> bool:

@@ -43,23 +43,23 @@ class WrittenTensors:
         Raises:
             UsageError: they have written different values.
         """
-        written = [self._written(place) for place in range(len(self._owners))]
-        if not written:
+        if not self._owners:
             return
+        written = [self._written(place, split.world.device) for place in range(len(self._owners))]
         sums, sizes = torch.stack(written).unbind(1)
         message = torch.stack([sums, -sums, sizes])
         split.world.all_reduce(message, op="max")
         largest, negative_least, sizes = message.unbind()
         raise_now((largest + negative_least > _EQUAL * sizes).any(), OTHER_THAN_SLICES)
 
-    def _written(self, place: int) -> Tensor:
+    def _written(self, place: int, device: torch.device) -> Tensor:
         """Return what a tensor is compared by: two zeros if the call has not written to it."""
         owner, key = self._owners[place]
         tensor = getattr(owner, key, None)
         is_same = _state(tensor) == self._before[place]
         if not isinstance(tensor, Tensor) or (is_same and tensor.numel() > _SMALL):
-            return torch.zeros(2, dtype=torch.float64, device="cpu")
-        return torch.stack(digest_of(tensor)).cpu()
+            return torch.zeros(2, dtype=torch.float64, device=device)
+        return torch.stack(digest_of(tensor)).to(device)
 
 
 def _state(tensor: Any) -> tuple[int, int | None] | None:

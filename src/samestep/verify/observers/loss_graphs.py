@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
 from samestep.ranks.hang.script_position import current_place
@@ -75,7 +76,7 @@ def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _is_broadcast(operation: Any) -> bool:
     """Return whether an operation expands N values, as a vector or a column, to N x N."""
-    if operation.name() != "ExpandBackward0":
+    if operation.name() != "ExpandBackward0" or isinstance(operation, BackwardCFunction):
         return False
     before, after = (
         [int(size) for size in sizes]
@@ -111,6 +112,8 @@ def _operations(roots: Sequence[Any]) -> Iterator[Any]:
 
 def _divisor(node: Any) -> Iterator[float]:
     """Yield by what an operation divides, if it makes a mean of several numbers or divides one by a count."""
+    if isinstance(node, BackwardCFunction):  # which may have the name of one of torch, as a split call does
+        return
     name = node.name().rstrip("0123456789").replace("Loss2D", "Loss")
     if name.endswith("LossBackward") and getattr(node, "_saved_reduction", None) == _MEAN:
         weight = getattr(node, "_saved_total_weight", None)  # of the labels that are not ignored
