@@ -121,7 +121,7 @@ def test_a_graph_that_was_freed_has_no_divisors():
 
 
 def test_a_node_of_the_script_that_has_a_name_of_torch_divides_by_nothing():
-    """A split call has the name of the operation that has computed its output, but not what that one saves."""
+    """A split call has the name of the operation that has computed its output, not what that one saves."""
 
     class Identity(torch.autograd.Function):
         @staticmethod
