@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from samestep.base.folders import shown
 from samestep.verify import first_difference as module
 from samestep.verify.first_difference import (
     ModuleDifference,
@@ -146,7 +147,7 @@ def test_the_module_with_the_fault_is_found(recorded, loss, fault, at, found):
 def test_another_loss_is_no_fault_of_a_module(recorded):
     first = recorded(Model, nn.functional.l1_loss).first_difference()
     assert (first.phase, first.part, first.is_outside) == ("backward", "loss", True)
-    assert first.call.called[0] == __file__
+    assert first.call.called[0] == shown(__file__)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -12,7 +12,7 @@ from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirro
 from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
-from samestep.autopilot.helpers.pickling import scripts_modules_by_value
+from samestep.autopilot.helpers.pickling import classes_of, scripts_modules_by_value
 from samestep.autopilot.helpers.sent_arguments import sent
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import CallGraph, rows_of_inputs
@@ -127,7 +127,8 @@ class Exchange:
         with _delivered(self._released) as released, _delivered(self._dropped) as dropped:
             for dropped_number in set(dropped) - {number}:
                 self._slices.checks.pop(dropped_number, None)
-            self._send(Check(released=released, declared=declared, begins=begins, dropped=dropped, **message))
+            check = Check(released=released, declared=declared, begins=begins, dropped=dropped, **message)
+            self._send(check, call.module)
 
     def send_call(self, attempt: Attempt) -> int:
         """Let the helpers begin a split call; return the number of the call.
@@ -157,7 +158,8 @@ class Exchange:
             if form is not None and self._helpers.line.repeat(key, tensors, self._calls, released):
                 return self._calls
             rows = Rows(rows_of_inputs(call.arguments, plan), self._shares(call.arguments.total(plan.dims)))
-            self._send(SplitCall(call=self._calls, carried=carried, released=released, **message), key, rows)
+            split = SplitCall(call=self._calls, carried=carried, released=released, **message)
+            self._send(split, call.module, key, rows)
         return self._calls
 
     def send_backward(
@@ -206,10 +208,12 @@ class Exchange:
             with _delivered(self._ended) as ended:
                 self._ask(NewMirror(mirror=mirror, ended=ended))
             self.mirrored[module] = known
+        with classes_of(known.classes):
+            arguments = sent(call.arguments.both)
         return {
             "mirror": known.number,
             "written": known.written(),
-            "arguments": sent(call.arguments.both),
+            "arguments": arguments,
             "first_places": call.arguments.first_places,
             "surroundings": surroundings,
             "streams": streams,
@@ -221,10 +225,13 @@ class Exchange:
         size = self._helpers.size
         return [share(total or 0, rank, size) for rank in range(size)]
 
-    def _send(self, message: Message, key: Hashable = None, rows: Rows | None = None) -> None:
-        """Send a message; raise `MirrorError` if it holds what cannot be sent."""
+    def _send(
+        self, message: Message, module: nn.Module, key: Hashable = None, rows: Rows | None = None
+    ) -> None:
+        """Send a message about a call of a module; raise `MirrorError` if it holds what cannot be sent."""
+        by_value = scripts_modules_by_value() if key is None or _has_enum(key) else nullcontext()
         try:
-            with scripts_modules_by_value() if key is None or _has_enum(key) else nullcontext():
+            with by_value, classes_of(self.mirrored[module].classes):
                 self._helpers.line.send(message, key=key, rows=rows)
         except PeerLost:
             raise

@@ -13,7 +13,6 @@ and functions of the script travel by value, so helpers run no code of the scrip
 import hashlib
 import mmap
 import sys
-import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from samestep.autopilot.helpers.pickling import (
-    classes_of_their_own,
+    classes_of,
     files_of_script,
     pickled,
     scripts_modules_by_value,
@@ -349,6 +349,8 @@ class MirroredModule:
     """The submodules, tensors and objects that the module reaches."""
     requires_grad: list[bool] = field(default_factory=list)
     """The flag of each tensor when the mirror was sent."""
+    classes: WeakKeyDictionary[type, str] = field(default_factory=WeakKeyDictionary)
+    """The classes of the script that the mirror has; see `classes_of`."""
     values_beside: Attributes = field(default_factory=dict)
     """The state of the module beside tensors, after the last call."""
     assigned: list[tuple[Tensor, int | None, Tensor | None]] = field(default_factory=list)
@@ -515,8 +517,9 @@ class Mirrors:
             side: getattr(module_parts.submodule(module, side[0]), side[1]) for side in carried_by(module)
         }
         carried = {id(tensor) for _, tensor in leaves(attributes)}
+        classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
         try:
-            with scripts_modules_by_value(), classes_of_their_own():
+            with scripts_modules_by_value(), classes_of(classes):
                 content = pickled(module, refer)
         except MirrorError:
             raise
@@ -528,6 +531,7 @@ class Mirrors:
         norms = (part for part in module_parts.modules(module) if isinstance(part, _NormBase))
         of_norms = frozenset(id(buffer) for norm in norms for buffer in norm.buffers(recurse=False))
         known, described = self._shared(tensors, of_norms, rewrites=rewrites)
+        known.classes = classes
         known.record(state)
         replaces = None if before is None else before.number
         files = files_of_script()
@@ -611,7 +615,7 @@ class MappedWeights:
     """The memory files of the main rank that this helper has mapped, as long as a mirror uses them."""
 
     def __init__(self) -> None:
-        self._files: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+        self._files: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
         self._environment: Mapping[str, str] = {}
 
     def mirror(self, message: MirrorMessage) -> Mirror:

@@ -16,6 +16,7 @@ from functools import cached_property
 from io import BytesIO
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 import torch
@@ -289,13 +290,25 @@ def scripts_modules_by_value() -> Iterator[None]:
 
 
 @contextmanager
-def classes_of_their_own() -> Iterator[None]:
-    """Let what is pickled in the block have classes that no other value shares on a helper.
+def classes_of(numbers: WeakKeyDictionary[type, str]) -> Iterator[None]:
+    """Let helpers share the classes of the script among all that is pickled with the same `numbers`.
 
-    Two mirrors of one class differ in the globals that their functions see.
+    Those of two mirrors differ, since their functions see other globals. The arguments of a call have those of
+    its mirror, so that ``mode is Mode.FAST`` and ``isinstance(batch, Batch)`` hold in it.
+
+    Args:
+        numbers: cloudpickle's number of each class, which this extends; empty at first.
     """
-    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()  # noqa: SLF001 - no public spelling
-    yield
+    of_process = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - no public spelling
+    before = {**of_process}
+    of_process.clear()
+    of_process.update(numbers)
+    try:
+        yield
+    finally:
+        numbers.update(of_process)
+        of_process.clear()
+        of_process.update(before)
 
 
 def files_of_script() -> dict[str, str]:

@@ -32,6 +32,7 @@ def test_compute_libraries_are_recognized_by_their_file_name_only(tmp_path):
 
 def test_a_process_with_an_open_driver_is_not_forked(monkeypatch):
     monkeypatch.setattr("samestep.launch.local.forking.threading.active_count", lambda: 1)
+    monkeypatch.setattr("samestep.launch.local.forking.autograd_has_threads", lambda: False)
     assert fork_is_safe()
     monkeypatch.setattr("samestep.launch.local.forking.driver_is_open", lambda: True)
     assert not fork_is_safe()
@@ -39,14 +40,14 @@ def test_a_process_with_an_open_driver_is_not_forked(monkeypatch):
 
 def test_a_process_with_threads_of_autograd_is_not_forked(tmp_path, monkeypatch):
     """As torch's build with CUDA starts them on a machine without GPUs, in a compilation."""
+    (tmp_path / "ended").mkdir()
     for number, name in enumerate(("python", "pt_autograd_0")):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
-    (tmp_path / "ended").mkdir()
-    assert autograd_has_threads(tmp_path)
-    assert not autograd_has_threads()
+        assert autograd_has_threads(tmp_path) == (name != "python")
 
     monkeypatch.setattr("samestep.launch.local.forking.threading.active_count", lambda: 1)
+    monkeypatch.setattr("samestep.launch.local.forking.autograd_has_threads", lambda: False)
     assert fork_is_safe()
     monkeypatch.setattr("samestep.launch.local.forking.autograd_has_threads", lambda: True)
     assert not fork_is_safe()
