@@ -215,6 +215,15 @@ class CentresLate(Net):
         return scores - scores.mean(0) if step > 0.7 * total else scores
 
 
+class CentresLateLikeItsWeights(Net):
+    """Computes the same of its weights in each call."""
+
+    def forward(self, x, step, total):
+        scores = nn.functional.linear(x, self.one.weight - self.one.weight.mean(0))
+        scores = self.two(torch.relu(scores))
+        return scores - scores.mean(0) if step > 0.55 * total else scores
+
+
 class CentresLittleByLittle(Net):
     def forward(self, x, weights):
         scores = self.two(torch.relu(self.one(x)))
@@ -232,7 +241,11 @@ def weighted_by_step(model, number):
 
 @pytest.mark.parametrize(
     ("make", "steps", "some_are_split"),
-    [(CentresLate, of_step, True), (CentresLittleByLittle, weighted_by_step, False)],
+    [
+        (CentresLate, of_step, True),
+        (CentresLateLikeItsWeights, of_step, True),
+        (CentresLittleByLittle, weighted_by_step, False),
+    ],
 )
 def test_samples_that_are_compared_in_late_steps_are_those_of_the_batch(trained, make, steps, some_are_split):
     split, unsplit, _ = trained(make, steps, work=partial(train, number_of_steps=20))

@@ -260,3 +260,29 @@ def printed(make):
 def test_a_printed_output_names_the_operation_that_has_computed_it(compared, make):
     split, unsplit, _ = compared(printed, make)
     assert (split, unsplit) == (3, 0)
+
+
+def evaluated_and_trained(*, trains):
+    """Call a model in evaluation; call a part of it, in training if it `trains`, before the backward."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).double()
+    model = nn.Sequential(encoder, nn.Linear(5, 3)).double()
+    found = []
+    for _ in range(3):
+        model.eval()
+        outputs = model(torch.randn(6, 4, dtype=torch.float64))
+        encoder.train(trains)
+        encoder(torch.randn(6, 4, dtype=torch.float64))
+        model.zero_grad()
+        outputs.square().mean().backward()
+        found += [weight.grad.sum().item() for weight in model.parameters()]
+        found += encoder[0].weight.grad.flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_backward_reads_the_statistics_that_a_later_call_has_changed(compared, trains):
+    """Torch computes the gradients of batch norm in evaluation by the statistics at the backward."""
+    split, unsplit, _ = compared(partial(evaluated_and_trained, trains=trains))
+    assert split > 0
+    assert (unsplit > 0) is trains

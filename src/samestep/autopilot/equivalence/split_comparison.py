@@ -33,6 +33,7 @@ from samestep.autopilot.split.call_plans import (
     gatherings_for,
     kind_of,
     outcome,
+    with_samples,
 )
 from samestep.autopilot.split.gradients import training_nothing
 from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
@@ -230,6 +231,7 @@ class SplitComparison:
                     if precise is None:
                         beside = tensors_beside(self.module, part, arguments, dims, run.before.left())
                     reads.follow(part.samples(dims))
+                    recorder.follow(with_samples(self.module, part, dims, whole.sides))
                     watched = reads if is_watched else None
                     outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice

@@ -24,6 +24,7 @@ from samestep.autopilot.split.call_plans import (
     gather_outcome,
     outcome,
     slice_side_outputs,
+    with_samples,
 )
 from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_of, sparse_places, unaveraged
 from samestep.autopilot.split.loss_reduction import watching_reductions
@@ -284,13 +285,15 @@ class RankSlices:
         watches = plan.watches_operations and plan.operations is not None and draws is None
         recorder: OperationRecorder | None = OperationRecorder() if watches else None
         written = WrittenTensors(module, plan)
+        observer = draws or recorder
+        if observer is not None:
+            observer.follow(with_samples(module, part, plan.dims, plan.sides))
         with recorder or nullcontext():
             outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
         written.agree(split)
         check_draws(name, draws, before if draws is None else None, self.world.device)
-        recorder = draws or recorder
-        if recorder is not None and plan.operations is not None:
-            check_operations(name, recorder.operations, plan.operations)
+        if observer is not None and plan.operations is not None:
+            check_operations(name, observer.operations, plan.operations)
         return outputs
 
     def backward(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
@@ -28,11 +29,12 @@ from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_
 from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
 from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
+from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 
 if TYPE_CHECKING:
     from samestep.autopilot.helpers.main_calls import MainCalls
@@ -158,7 +160,7 @@ CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
 BATCHED = "several gradients are computed for it at once (is_grads_batched=True)"
 OF_OPERANDS = "the script uses the gradient of an output from which other outputs are computed"
 OTHER_IN_BACKWARD = "its backward may read what the script has changed since the call"
-REPLACED = "its weights get other values before its backward, which helpers do not see"
+REPLACED = "its weights or statistics get other values before its backward, which helpers do not see"
 MODIFIED = "its weights are modified before its backward, so it could not be computed again"
 
 
@@ -240,14 +242,24 @@ def _with_data(replaced: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
             weight.data = data
 
 
+def _read_statistics(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the statistics by which batch norm normalizes in evaluation; its backward reads them again.
+
+    Calls in training write to them, also those of another module that has the layer.
+    """
+    for part in module_parts.modules(module):
+        if isinstance(part, _NormBase) and not uses_batch_statistics(part):
+            yield from (buffer for buffer in (part.running_mean, part.running_var) if buffer is not None)
+
+
 def _rewritten(values: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights that have other values than at a call, with those of the call."""
+    """Return the weights and statistics that have other values than at a call, with those of the call."""
     return [(weight, value) for weight, value in values if not torch.equal(weight, value)]
 
 
 @contextmanager
 def _with_values(rewritten: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Let weights have the values of a call in the block, in the same memory."""
+    """Let weights and statistics have the values of a call in the block, in the same memory."""
     now = [(weight, weight.detach().clone()) for weight, _ in rewritten]
     try:
         for weight, value in rewritten:
@@ -291,11 +303,11 @@ class NodeCall:
         self._data = [(weight, weight.data) for weight in weights]
         shared = {id(tensor) for tensor in attempt.mirror.shared}
         self._values = [
-            (weight, weight.detach().clone())
-            for weight in weights
-            if id(weight) not in shared and weight.device.type == "cpu"
+            (tensor, tensor.detach().clone())
+            for tensor in (*weights, *_read_statistics(attempt.call.module))
+            if id(tensor) not in shared and tensor.device.type == "cpu"
         ]
-        """Of weights in memory that helpers do not see; a comparison on a device would wait for it."""
+        """Of tensors in memory that helpers do not see; a comparison on a device would wait for it."""
         self._versions = [version_of(source) for source in result.sources]
         self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from samestep.autopilot.split.call_arguments import LIST, Dims
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.loss_reduction import (
     OF_EACH,
     READINGS,
@@ -394,6 +394,14 @@ def outcome(
     """
     kept = {side: getattr(module_parts.submodule(module, side[0]), side[1], None) for side in sides}
     return outputs, {side: _copied(value) for side, value in kept.items()}
+
+
+def with_samples(
+    module: nn.Module, part: CallArguments, dims: Dims, sides: Iterable[SideOutput]
+) -> Iterator[Tensor]:
+    """Yield the tensors before a call that hold samples, or may: the split arguments and the side outputs."""
+    yield from part.samples(dims)
+    yield from (tensor for _, tensor in leaves(outcome(module, None, sides)))
 
 
 def _copied(value: Any) -> Any:

@@ -22,6 +22,7 @@ from samestep.autopilot.split.operations import OperationRecorder
 from samestep.autopilot.split.sharded_autograd import BatchSplit, inverse, memory_order
 from samestep.autopilot.split.slice_context import PackedRows, current_slice
 from samestep.hooks.random_draws import RngState
+from samestep.hooks.tensor_tree import leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +188,13 @@ Draw: TypeAlias = Callable[[BatchDraw, Any, Sequence[Any], Mapping[str, Any]], A
 class _DrawMode(OperationRecorder):  # type: ignore[no-untyped-call]
     """A context that executes each random draw by `_draw`, and records all operations."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run one operation."""
-        self.record(func, args, kwargs or {})
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not _is_seeded(func):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if func.has_kernel_for_dispatch_key(_COMPOSITE):  # it draws by others; only in inference mode
             with self:
-                return func.decompose(*args, **(kwargs or {}))
-        return self._draw(func, args, kwargs or {})
+                return func.decompose(*args, **kwargs)
+        return self._draw(func, args, kwargs)
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError
@@ -234,7 +231,11 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
             wide = self.batch_draw(func, _shape_of(args, kwargs))
-            return func(*args, **kwargs) if wide is None else draw(wide, func, args, kwargs)
+            if wide is None:
+                return func(*args, **kwargs)
+            result = draw(wide, func, args, kwargs)
+            self.follow(tensor for _, tensor in leaves(result))
+            return result
         if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
             return func(*args, **kwargs)
         device = next(
