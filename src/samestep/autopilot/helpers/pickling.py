@@ -293,8 +293,8 @@ def scripts_modules_by_value() -> Iterator[None]:
 def classes_of(numbers: WeakKeyDictionary[type, str]) -> Iterator[None]:
     """Let helpers share the classes of the script among all that is pickled with the same `numbers`.
 
-    Those of two mirrors differ, since their functions see other globals. The arguments of a call have those of
-    its mirror, so that ``mode is Mode.FAST`` and ``isinstance(batch, Batch)`` hold in it.
+    Those of two mirrors differ, since their functions see other globals. The arguments of a call have the
+    classes of its mirror, so that ``mode is Mode.FAST`` and ``isinstance(batch, Batch)`` hold in it.
 
     Args:
         numbers: cloudpickle's number of each class, which this extends; empty at first.
