@@ -6,6 +6,7 @@ have read it. A helper sleeps until the next message comes, which may take hours
 
 import mmap
 import struct
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,6 +23,9 @@ from samestep.ranks.collectives.semaphores import SIZE, Process, Semaphores
 T = TypeVar("T")
 _LINE = 64
 """Bytes to which tensors are aligned: a cache line."""
+_SHORT_S = 0.002
+"""Seconds up to which a helper polls for the next message if its last wait there was as short: a guess, less
+than the time for which semaphores poll."""
 _LEAST = 1 << 20
 """Bytes of the smallest file: a guess, so that few calls need a larger one."""
 
@@ -290,10 +294,28 @@ class HelperLine(_Line):
         super().__init__(memory, processes, rank=rank)
         self._files: dict[int, mmap.mmap] = {}
         self._kept: dict[int, Any] = {}
+        self._last: type = type(None)
+        """The type of the last message."""
+        self._are_slow: set[type] = set()
+        """The types of messages after which the last wait was a long one, such as that for the next batch."""
 
     def receive(self) -> Any:
         """See `LineOfHelper.receive`; the tensors are views of the memory file."""
-        self._semaphores.await_signal(0)
+        self._wait()
+        message = self._read()
+        self._last = type(message)
+        return message
+
+    def _wait(self) -> None:
+        """Wait for the next message; a wait that will be long takes no time of a core from others."""
+        began = time.monotonic()
+        self._semaphores.await_signal(0, polls=self._last not in self._are_slow)
+        if time.monotonic() - began < _SHORT_S:
+            self._are_slow.discard(self._last)
+        else:
+            self._are_slow.add(self._last)
+
+    def _read(self) -> Any:
         words = _WORDS.unpack_from(self._memory, self._words)
         descriptor, size, number, begin, end, slot, call, released = words
         if not end:

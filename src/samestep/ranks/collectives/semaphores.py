@@ -79,14 +79,14 @@ class Semaphores:
         """Signal one rank."""
         _quick.sem_post(self._to_rank[rank])
 
-    def await_signal(self, rank: int, *, timeout_s: float = float("inf")) -> None:
-        """Return once a rank has signaled this one.
+    def await_signal(self, rank: int, *, timeout_s: float = float("inf"), polls: bool = True) -> None:
+        """Return once a rank has signaled this one; without polls, it sleeps until then.
 
         Raises:
             PeerLost: the rank has died, or does not signal in time.
         """
         semaphore = self._from[rank]
-        if not self._poll(semaphore):
+        if not (polls and self._poll(semaphore)):
             self._sleep(rank, semaphore, [rank], timeout_s=timeout_s)
 
     def _poll(self, semaphore: ctypes.c_void_p) -> bool:
