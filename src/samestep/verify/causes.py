@@ -59,13 +59,14 @@ _REPEATED_SUM = (
     "Evaluate a part of the samples on each rank, or do not sum."
 )
 _COMBINED_SUM = (
-    "the ranks sum it, or divide the sum twice. Sum values and numbers of samples over the ranks, and divide "
-    "once."
+    "the ranks sum it, or divide the sum by the samples of one rank, or twice. Sum values and numbers of "
+    "samples over the ranks, and divide once."
 )
 _OTHER_COMBINATION = (
     "the ranks combine numbers in that evaluation, but not to this result. Sum counts over the ranks, not "
     "means, and divide once by the number of all samples."
 )
+_OF_SHARD = "rank 0 prints it of its own shard, or divides by the samples there. Sum both over the ranks."
 _NAMED = 3  # parameters that a message names
 _OF_SHARED_BATCH = (
     "Add the gradients of what each rank computes for its part of the sequence, sum the gradient of the "
@@ -583,7 +584,7 @@ def _printed_number(comparison: Comparison) -> Finding | None:
     elif has_all:
         cause, why = "local-metric", _OF_ALL_SAMPLES
     else:
-        cause, why = "local-metric", "rank 0 prints it of its own shard. Sum it over the ranks."
+        cause, why = "local-metric", _OF_SHARD
     return Finding(
         cause=cause,
         message=f"the training is the same, but a number in {worst.line.strip()!r} deviates by "

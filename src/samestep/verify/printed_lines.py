@@ -432,10 +432,12 @@ def _are_results(
 
 
 def _results(combined: Sequence[float], size: int) -> Iterator[float]:
-    """Yield each number, its mean over the ranks, and its quotient by each other number."""
+    """Yield each number, its mean over ranks, and its quotients by others and by a rank's share of them."""
     for number in combined:
         yield from (number, number / size)
-        yield from (number / divisor if divisor else float("nan") for divisor in combined)
+        for divisor in combined:
+            quotient = number / divisor if divisor else float("nan")
+            yield from (quotient, size * quotient)
 
 
 def _has_printed(text: str, losses: Sequence[float]) -> bool:

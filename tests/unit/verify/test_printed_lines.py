@@ -205,6 +205,7 @@ def test_extreme_numbers_raise_no_error(token):
         pytest.param([0.5], [1.1], True, id="a sum of two means"),
         pytest.param([0.5], [0.55], True, id="a mean"),
         pytest.param([0.005, 1.0], [0.0055, 1.0], True, id="a percentage"),
+        pytest.param([1.0, 2.0], [2.2, 8.0], True, id="a sum by the count of one rank"),
         pytest.param([4.0, 2.0], [6.0, 3.0], False, id="another number"),
         pytest.param([4.0, 2.0], [3.3, 6.0], False, id="another quotient"),
         pytest.param([], [], False, id="nothing"),
