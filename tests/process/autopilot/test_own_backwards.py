@@ -286,3 +286,82 @@ def test_a_backward_reads_the_statistics_that_a_later_call_has_changed(compared,
     split, unsplit, _ = compared(partial(evaluated_and_trained, trains=trains))
     assert split > 0
     assert (unsplit > 0) is trains
+
+
+class Changing(nn.Module):
+    """Computes with numbers, a container, a layer's setting and buffers, which the script changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.drop = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.0)
+        self.factor, self.settings = 1.0, {"scale": 0.5}
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, x):
+        hidden = self.drop(self.norm(self.body(x))) * self.factor
+        return torch.tanh(hidden - self.center) * self.settings["scale"]
+
+
+def sets_number(model, number):
+    model.factor = 0.1 + number
+
+
+def sets_item(model, number):
+    model.settings["scale"] = 0.1 + number
+
+
+def sets_layer(model, number):
+    model.drop.p = 0.7 * number
+
+
+def replaces_buffer(model, number):
+    model.center = torch.full((4,), 0.3 + number, dtype=torch.float64)
+
+
+def trains(model, number):
+    if number:
+        model.train()
+        model(3 * drawn(6, 5, seed=7) + 1)
+    model.eval()
+
+
+def with_penalty_after(change):
+    """Change the model between a call and the gradients of it, of which a penalty is computed."""
+    model, found = weighted(Changing()), []
+    for number in range(3):
+        change(model, 0)
+        x = drawn(6, 5, seed=number).requires_grad_()
+        scores = model(x)
+        change(model, 1)
+        (slope,) = torch.autograd.grad(scores.square().sum(), x, create_graph=True)
+        model.zero_grad()
+        slope.square().mean().backward()
+        found += [weight.grad.sum().item() for weight in model.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("change", [sets_number, sets_item, sets_layer, replaces_buffer, trains])
+def test_a_call_is_computed_again_as_the_model_was_at_the_call(compared, change):
+    """Only this finds that it is computed with what the script has changed since."""
+    split, *_ = compared(with_penalty_after, change)
+    assert split
+
+
+def evaluated_before_training():
+    """A backward of a call in evaluation reads the statistics that later calls write, by a new mirror."""
+    model, found = weighted(Changing()), []
+    for number in range(4):
+        sets_number(model, 0)
+        model.eval()
+        scores = model(drawn(6, 5, seed=number))
+        sets_number(model.train(), 1)
+        loss = scores.square().mean() + model(3 * drawn(6, 5, seed=7 + number) + 1).square().mean()
+        model.zero_grad()
+        loss.backward()
+        found += [weight.grad.sum().item() for weight in model.parameters()]
+    return found
+
+
+def test_graphs_of_an_earlier_mirror_have_the_buffers_of_the_module(compared):
+    split, unsplit, _ = compared(evaluated_before_training)
+    assert (split, unsplit) == (8, 0)

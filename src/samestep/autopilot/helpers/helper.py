@@ -174,11 +174,10 @@ class Helper:
         error = ""
         try:
             if isinstance(message, NewMirror):
-                if message.mirror.replaces is not None:
-                    self.mirrors.pop(message.mirror.replaces, None)
+                before = self.mirrors.pop(message.mirror.replaces or 0, None)  # they are numbered from 1
                 for number in message.ended:
                     self.mirrors.pop(number, None)
-                self.mirrors[message.mirror.number] = self.weights.mirror(message.mirror)
+                self.mirrors[message.mirror.number] = self.weights.mirror(message.mirror, before)
             elif isinstance(message, NewPlan):
                 self.slices.plans[message.number] = message.plan
             elif isinstance(message, Check):

@@ -391,7 +391,9 @@ class MainCalls:
         saved = SavedState(module) if carried or self._changes(module, plan) else None
         # A saved state restores all of it.
         held = HeldTensors(module, (value for _, value in state[0].values) if saved is None else ())
-        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
+        attempt = Attempt(
+            call, carried, left, modes, RngState.now(self.device), state[0], saved, held, numbered
+        )
         comparison = None
         if is_compared or self._is_first_to_continue(calls, module, plan, total):
             draws = plan.draws is not None
@@ -399,14 +401,14 @@ class MainCalls:
         with self.exchange.open():
             result = self._attempted(attempt)
         if isinstance(result, CallResult):
-            result = self._surprise(attempt, held, (*plan.sides, *carried)) or result
+            result = self._surprise(attempt, (*plan.sides, *carried)) or result
         if comparison is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
             difference = comparison.difference(result.outputs, plan)
             calls.is_refuted |= bool(difference)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
-            self._undo(attempt, held)
+            self._undo(attempt)
             self._note_failure(attempt, calls, result)
             return self._unsplit(call, result, in_parts=calls.splits_parts)
         place = self._account.place_of(module)
@@ -424,11 +426,11 @@ class MainCalls:
         of_plan = plan.sides or plan.rewrites or plan.reads_late
         return bool(of_plan) or self._signatures.may_branch_anew(module)
 
-    def _surprise(self, attempt: Attempt, held: HeldTensors, expected: Sequence[SideOutput]) -> str:
+    def _surprise(self, attempt: Attempt, expected: Sequence[SideOutput]) -> str:
         """Return what a split call has done that the checked ones had not; empty if it was as they were."""
         assert attempt.mirror is not None
         _, plan = attempt.plan
-        if held.kept(attempt.call.module, expected, replaces_buffers=plan.rewrites) is not None:
+        if attempt.held.kept(attempt.call.module, expected, replaces_buffers=plan.rewrites) is not None:
             return KEEPS_OTHER
         return WRITES_OTHER if not plan.rewrites and attempt.mirror.is_rewritten() else ""
 
@@ -452,11 +454,11 @@ class MainCalls:
         calls.continued += 1
         return calls.continued.bit_count() == 1
 
-    def _undo(self, attempt: Attempt, held: HeldTensors) -> None:
+    def _undo(self, attempt: Attempt) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
         if attempt.mirror is not None:
             attempt.mirror.restore_values()
-        (held if attempt.saved is None else attempt.saved).restore()
+        attempt.restore()
         attempt.streams.restore()
 
     def _attempted(self, attempt: Attempt) -> CallResult | str:
@@ -470,8 +472,8 @@ class MainCalls:
             plan = replace(plan, watches_operations=True)
         try:
             attempt.number = self.exchange.send_call(attempt)
-            attempt.mirror = self.exchange.mirrored[call.module]
-            attempt.mirror.begin_call()
+            mirror = self.exchange.mirrored[call.module]
+            attempt.note_mirror(mirror)
         except PeerLost as error:
             self.exchange.restart(error)
             return LOST
@@ -481,7 +483,7 @@ class MainCalls:
             self._helpers.share_cores()
             with without_stdout() as printed:
                 result = self._slices.call(
-                    *(plan, call.forward, call.module, attempt.mirror.weights, call.arguments),
+                    *(plan, call.forward, call.module, mirror.weights, call.arguments),
                     carried=attempt.carried,
                     before=attempt.streams,
                 )

@@ -253,6 +253,8 @@ class TensorState:
     requires_grad: bool
     fields: Mapping[str, Any]
     """The attributes that the script has set."""
+    earlier: int | None
+    """The place in the earlier mirror of a tensor that is no weight: the graphs of its calls may read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,10 @@ class Groups:
                         tensor.data = value.clone()
 
 
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return _kind(tensor), tensor.shape, tensor.stride(), tensor.requires_grad
+
+
 def _kind(tensor: Tensor) -> Kind:
     return tensor.device.type, tensor.dtype
 
@@ -336,6 +342,8 @@ class MirroredModule:
     """The ids of the tensors whose writes are those of batch norm, which the ranks agree about."""
     unshared: Groups = field(init=False)
     """The tensors that are not shared."""
+    buffers: Groups = field(init=False)
+    """Those of them that are no weights."""
     values: dict[Kind, Tensor] = field(default_factory=dict)
     """Their bytes after the last call."""
     writes: list[int | None] = field(default_factory=list)
@@ -358,9 +366,11 @@ class MirroredModule:
     and with their values if they are small: writes through ``data`` leave a version as it is."""
 
     def __post_init__(self) -> None:
-        self.unshared = Groups(
-            tensor for tensor, is_shared in zip(self.tensors, self.is_shared, strict=True) if not is_shared
-        )
+        both = zip(self.tensors, self.is_shared, strict=True)
+        unshared = [tensor for tensor, is_shared in both if not is_shared]
+        buffers = [tensor for tensor in unshared if not tensor.requires_grad]
+        self.unshared = Groups(unshared)
+        self.buffers = self.unshared if len(buffers) == len(unshared) else Groups(buffers)
 
     def record(self, state: MirrorState, assigned: Any = None) -> None:
         """Record that the mirror now is as the module, in this state and with what a call has assigned."""
@@ -439,6 +449,15 @@ class MirroredModule:
         }
         self.values.update(changed)
         return changed
+
+    def places_of_buffers(self) -> dict[int, int]:
+        """Return the places of the tensors that are neither shared nor weights, by their ids."""
+        unshared = (place for place, is_shared in enumerate(self.is_shared) if not is_shared)
+        return {id(self.tensors[place]): place for place in unshared if not _is_weight(self.tensors[place])}
+
+    def values_of_buffers(self) -> dict[Kind, Tensor]:
+        """Return the bytes of the tensors that are neither shared nor weights, as they were sent last."""
+        return {**self.values} if self.buffers is self.unshared else self.buffers.flat()
 
     def restore_values(self) -> None:
         """Give the tensors that are not shared the values that were recorded last."""
@@ -530,7 +549,7 @@ class Mirrors:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}
         norms = (part for part in module_parts.modules(module) if isinstance(part, _NormBase))
         of_norms = frozenset(id(buffer) for norm in norms for buffer in norm.buffers(recurse=False))
-        known, described = self._shared(tensors, of_norms, rewrites=rewrites)
+        known, described = self._shared(tensors, of_norms, before, rewrites=rewrites)
         known.classes = classes
         known.record(state)
         replaces = None if before is None else before.number
@@ -538,7 +557,12 @@ class Mirrors:
         return known, MirrorMessage(known.number, content, described, env.snapshot(), files, replaces)
 
     def _shared(
-        self, tensors: list[Tensor], uncounted: frozenset[int], *, rewrites: bool | None
+        self,
+        tensors: list[Tensor],
+        uncounted: frozenset[int],
+        before: MirroredModule | None,
+        *,
+        rewrites: bool | None,
     ) -> tuple[MirroredModule, list[TensorState]]:
         """Share the tensors of a new mirror, as far as it can be done, and describe all of them."""
         if rewrites:
@@ -556,7 +580,9 @@ class Mirrors:
         known = MirroredModule(self._count, tensors, is_shared, self._weights, requires_grad=flags)
         known.large, known.shares_large = large, rewrites is False
         known.uncounted = uncounted
-        return known, [_described(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
+        earlier = {} if before is None else before.places_of_buffers()
+        both = zip(tensors, places, strict=True)
+        return known, [_described(tensor, place, earlier.get(id(tensor))) for tensor, place in both]
 
     def _place_of(self, tensor: Tensor, unshared: AbstractSet[int]) -> SharedTensor | None:
         """Return the place of a tensor in memory that helpers see; None if it is not there, or `unshared`."""
@@ -576,10 +602,12 @@ def _large(tensors: Iterable[Tensor]) -> frozenset[int]:
     return frozenset(id(tensor) for tensor in of_host if tensor.nbytes >= _LARGE)
 
 
-def _described(tensor: Tensor, place: SharedTensor | None) -> TensorState:
+def _described(tensor: Tensor, place: SharedTensor | None, earlier: int | None) -> TensorState:
     value = tensor.detach() if place is None else place
     requires_grad = tensor.requires_grad and tensor.is_leaf
-    return TensorState(value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor))
+    return TensorState(
+        value, isinstance(tensor, nn.Parameter), requires_grad, fields_of_tensor(tensor), earlier
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -618,12 +646,13 @@ class MappedWeights:
         self._files: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
         self._environment: Mapping[str, str] = {}
 
-    def mirror(self, message: MirrorMessage) -> Mirror:
-        """Return the mirror of a message."""
+    def mirror(self, message: MirrorMessage, before: Mirror | None) -> Mirror:
+        """Return the mirror of a message, given the earlier one, if there is one."""
         self.forget_writes()
         self.use(message.environment)
         known_files.update(message.files)
-        tensors = [self._tensor(state) for state in message.tensors]
+        earlier = [] if before is None else before.tensors
+        tensors = [self._tensor(state, earlier) for state in message.tensors]
         module: nn.Module = unpickled(message.module, tensors.__getitem__)
         forget_classes()
         if is_compiled(module):
@@ -646,8 +675,16 @@ class MappedWeights:
         for memory in [*self._files.values()]:
             memory.madvise(mmap.MADV_DONTNEED)
 
-    def _tensor(self, state: TensorState) -> Tensor:
+    def _tensor(self, state: TensorState, earlier: Sequence[Tensor]) -> Tensor:
         value = state.value
+        if state.earlier is not None and state.earlier < len(earlier) and isinstance(value, Tensor):
+            tensor = earlier[state.earlier]
+            if _form(tensor) == _form(value):
+                # Through `data`, as torch's batch norm writes: the graph of an earlier call reads it.
+                tensor.data.copy_(value)
+                vars(tensor).clear()
+                vars(tensor).update(state.fields)
+                return tensor
         if isinstance(value, SharedTensor):
             number = value.file.number
             memory = self._files.get(number)

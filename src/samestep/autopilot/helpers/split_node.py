@@ -8,7 +8,7 @@ rank keeps the graph of its slice as long as torch keeps what this node has save
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
@@ -20,15 +20,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
-from samestep.autopilot.helpers.mirrors import MirroredModule
+from samestep.autopilot.helpers.mirrors import Kind, MirroredModule
 from samestep.autopilot.helpers.shared_storage import memory_of
 from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
-from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_backward
+from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_backward, restore_settings
 from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
-from samestep.autopilot.state.saved_state import SavedState, SideOutput, version_of
+from samestep.autopilot.state.saved_state import HeldTensors, SavedState, SideOutput, version_of
 from samestep.hooks import declarations, module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, wrapping
@@ -188,11 +188,33 @@ class Attempt:
     """The objects that the module reaches before the call."""
     saved: SavedState | None
     """The module before the call; None if calls change no more than batch norm does."""
+    held: HeldTensors
+    """What the module holds before the call, except values of tensors."""
     plan: NumberedPlan
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
     mirror: MirroredModule | None = None
     """The mirrors of the module when the call was sent; a loss of helpers forgets all mirrors."""
+    buffers: Mapping[Kind, Tensor] = field(default_factory=dict)
+    """The bytes of the tensors of the mirror that are no weights, and not shared, before the call."""
+
+    def note_mirror(self, mirror: MirroredModule) -> None:
+        """Note the mirror to which the call was sent, before the call changes it."""
+        self.mirror = mirror
+        mirror.begin_call()
+        # A saved state has them, and a call without a graph is not computed again.
+        if self.saved is None and self.surroundings.grad:
+            self.buffers = mirror.values_of_buffers()
+
+    def restore(self) -> None:
+        """Make the module as it was before the call, except its weights."""
+        if self.saved is not None:
+            self.saved.restore()
+            return
+        self.held.restore()
+        restore_settings(self.call.module, self.reach)
+        if self.mirror is not None:
+            self.mirror.buffers.set(self.buffers)
 
 
 @contextmanager
@@ -411,10 +433,14 @@ class NodeCall:
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _versions_now(self) -> list[int | None]:
-        """Return how often each tensor that the call was given was written to."""
-        assert self._attempt is not None
-        operands = self._attempt.call.arguments.both, self._attempt.state
-        return [version_of(tensor) for _, tensor in leaves(operands)]
+        """Return how often each tensor that the call was given, or cannot restore, was written to."""
+        attempt = self._attempt
+        assert attempt is not None
+        assert attempt.mirror is not None
+        operands = attempt.call.arguments.both, attempt.state
+        weights = set(map(id, self.sources))
+        shared = [tensor for tensor in attempt.mirror.shared if id(tensor) not in weights]
+        return [version_of(tensor) for tensor in [*(tensor for _, tensor in leaves(operands)), *shared]]
 
     def _computed_again(self, is_cut: list[bool] | None) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Return the outputs of the node, each once, with a graph of the whole call on this rank.
@@ -443,8 +469,7 @@ class NodeCall:
         inside = is_inside.set(True)
         try:
             attempt.streams.restore()
-            if attempt.saved is not None:
-                attempt.saved.restore()
+            attempt.restore()
             assign_side_outputs(module, mapped(attempt.state, stand_in))
             with attempt.surroundings.entered(module):
                 value = outcome(module, call.unsplit(), self._plan.sides)

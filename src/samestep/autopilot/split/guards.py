@@ -209,8 +209,7 @@ class _LayerSettings:
 
     def now(self, module: nn.Module) -> tuple[_Settings, ...]:
         """Return the settings of each layer."""
-        layers = (part for part in modules_of(module) if type(part).__module__.startswith("torch."))
-        return tuple(self._of(place, layer) for place, layer in enumerate(layers))
+        return tuple(self._of(place, layer) for place, layer in enumerate(_layers_of(module)))
 
     def _of(self, place: int, layer: nn.Module) -> _Settings:
         now, known = vars(layer), self._known.get(place)
@@ -225,6 +224,17 @@ class _LayerSettings:
 
 
 _layer_settings: WeakKeyDictionary[nn.Module, _LayerSettings] = WeakKeyDictionary()
+
+
+def _layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the parts of a module that are torch's layers."""
+    return [part for part in modules_of(module) if type(part).__module__.startswith("torch.")]
+
+
+def restore_settings(module: nn.Module, reach: Reach) -> None:
+    """Give torch's layers in a module the settings that they had when a module reached these values."""
+    for layer, settings in zip(_layers_of(module), reach.settings, strict=True):
+        vars(layer).update(settings.values)
 
 
 def _plain_in(values: Sequence[tuple[Key, Any]]) -> tuple[dict[Key, Any], dict[Key, Any]]:

@@ -379,6 +379,7 @@ class HeldTensors:
         self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
         self._buffers = [(part._buffers, dict(part._buffers)) for part, *_ in self._before]  # noqa: SLF001
         self._undo = [undo for value in _distinct(values) for undo in _saved_parts(value)]
+        self._globals = [(names, name, names[name]) for names, name in globals_of(module) if name in names]
 
     def kept(
         self, module: nn.Module, expected: Iterable[SideOutput], *, replaces_buffers: bool = False
@@ -396,9 +397,11 @@ class HeldTensors:
         return None
 
     def restore(self) -> None:
-        """Assign the replaced attributes again, and restore items of containers and fields of objects."""
+        """Assign attributes and globals again, and restore items of containers and fields of objects."""
         for undo in self._undo:
             undo()
+        for names, name, value in self._globals:
+            names[name] = value
         for part, attributes, _ in self._before:
             refill(vars(part), attributes)
         for buffers, before in self._buffers:
