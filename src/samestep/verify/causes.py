@@ -87,14 +87,14 @@ def causes(comparison: Comparison) -> list[Finding]:
         return [ending]
     if not comparison.steps:
         return [ending] if ending is not None else _all(comparison, fewer_steps)
-    between_ranks = _all(comparison, _averaging, _start) or _all(comparison, _divergence)
+    of_ranks = between_ranks(comparison)
     if ending is not None:
-        return [ending, *between_ranks]
+        return [ending, *of_ranks]
     of_samples = _of_samples(comparison)
     of_rates = _of_rates(comparison, of_samples)
-    between_ranks += _lost(comparison)
-    of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
-    findings = [*between_ranks, *of_values, *of_samples, *of_rates]
+    of_ranks += _lost(comparison)
+    of_values = [] if of_ranks else _of_values(comparison, of_samples, of_rates)
+    findings = [*of_ranks, *of_values, *of_samples, *of_rates]
     of_evaluation = _all(comparison, padded_evaluation)
     if of_evaluation and not findings and not comparison.run.communicates_in_evaluation():
         of_evaluation += _all(comparison, _printed_number)  # one rank cannot have counted all samples
@@ -102,6 +102,11 @@ def causes(comparison: Comparison) -> list[Finding]:
     if findings:
         return findings
     return _all(comparison, fewer_steps) or _all(comparison, _loss_only, _printed_number, _printed_text)
+
+
+def between_ranks(comparison: Comparison) -> list[Finding]:
+    """Return the faults that the ranks of a run show by themselves, whatever the reference computes."""
+    return _all(comparison, _averaging, _start) or _all(comparison, _divergence)
 
 
 def _of_samples(comparison: Comparison) -> list[Finding]:
