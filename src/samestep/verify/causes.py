@@ -20,7 +20,7 @@ from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.units import one_line
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import Comparison, Deviation, are_same_rates
+from samestep.verify.compare import Comparison, Deviation, are_same_rates, is_half
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, RunRecord, differ, relative
 from samestep.verify.sample_causes import (
@@ -74,6 +74,9 @@ _OF_SHARED_BATCH = (
 _SCALE = 1e-3
 """Largest relative deviation of a gradient from a multiple of the reference's: above rounding, and below the
 distance of two such multiples."""
+_SCALE_OF_HALF = 0.05
+"""The same for half precision, whose gradients deviate by a percent: a guess. Of a multiple near 1, it is a
+tenth of its distance from 1."""
 _OF_ORDER = ("no-set-epoch", "other-order")
 """Faults of samples that change no number of samples, and so no length of an epoch."""
 
@@ -403,13 +406,15 @@ def _scale(comparison: Comparison) -> Finding | None:
     if not (is_comparable and usual.any()):
         return None
     factor = float(here @ usual / (usual @ usual))
-    if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > _SCALE:
+    is_coarse = is_half(comparison.reference)
+    off = max(_SCALE, min(_SCALE_OF_HALF, abs(factor - 1) / 10)) if is_coarse else _SCALE
+    if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > off:
         return None
-    factor, where = _before_clipping(comparison, step, factor)
+    factor, where = _before_clipping(comparison, step, factor, off)
     cause: Cause
-    if abs(factor - size) < _SCALE * size:
+    if abs(factor - size) < off * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
-    elif abs(factor * size - 1) < _SCALE:
+    elif abs(factor * size - 1) < off:
         cause, why = "divided-twice", ": it is averaged twice, or each rank sums the loss over its samples"
         advice = (
             "Divide neither loss nor gradients by the number of workers, if something else does already; "
@@ -422,10 +427,10 @@ def _scale(comparison: Comparison) -> Finding | None:
     return comparison.finding(cause, message, step, advice=advice)
 
 
-def _before_clipping(comparison: Comparison, step: int, factor: float) -> tuple[float, str]:
+def _before_clipping(comparison: Comparison, step: int, factor: float, off: float) -> tuple[float, str]:
     """Return the scale of a gradient before `clip_grad_norm_` has changed it, and words for that."""
     here, usual = comparison.run.at(step).unclipped, comparison.reference.at(step).unclipped
-    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < _SCALE * factor:
+    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < off * factor:
         return factor, ""
     return here / usual, " before it is clipped"
 
