@@ -20,7 +20,7 @@ from samestep.base.errors import OutOfStep, StepsDiffer, UsageError
 from samestep.base.units import one_line
 from samestep.launch.local.failure import Failure, follows_from_another
 from samestep.ranks.hang.script_position import is_in_training_loop
-from samestep.verify.compare import Comparison, Deviation, are_same_rates
+from samestep.verify.compare import Comparison, Deviation, are_same_rates, is_half
 from samestep.verify.printed_lines import deviating_numbers, deviating_text, of_progress
 from samestep.verify.run_record import EQUAL, RunRecord, differ, relative
 from samestep.verify.sample_causes import (
@@ -75,6 +75,9 @@ _OF_SHARED_BATCH = (
 _SCALE = 1e-3
 """Largest relative deviation of a gradient from a multiple of the reference's: above rounding, and below the
 distance of two such multiples."""
+_SCALE_OF_HALF = 0.05
+"""The same for half precision, whose gradients deviate by a percent: a guess. Of a multiple near 1, it is a
+tenth of its distance from 1."""
 _OF_ORDER = ("no-set-epoch", "other-order")
 """Faults of samples that change no number of samples, and so no length of an epoch."""
 
@@ -88,14 +91,14 @@ def causes(comparison: Comparison) -> list[Finding]:
         return [ending]
     if not comparison.steps:
         return [ending] if ending is not None else _all(comparison, fewer_steps)
-    between_ranks = _all(comparison, _averaging, _start) or _all(comparison, _divergence)
+    of_ranks = between_ranks(comparison)
     if ending is not None:
-        return [ending, *between_ranks]
+        return [ending, *of_ranks]
     of_samples = _of_samples(comparison)
     of_rates = _of_rates(comparison, of_samples)
-    between_ranks += _lost(comparison)
-    of_values = [] if between_ranks else _of_values(comparison, of_samples, of_rates)
-    findings = [*between_ranks, *of_values, *of_samples, *of_rates]
+    of_ranks += _lost(comparison)
+    of_values = [] if of_ranks else _of_values(comparison, of_samples, of_rates)
+    findings = [*of_ranks, *of_values, *of_samples, *of_rates]
     of_evaluation = _all(comparison, padded_evaluation)
     if of_evaluation and not findings and not comparison.run.communicates_in_evaluation():
         of_evaluation += _all(comparison, _printed_number)  # one rank cannot have counted all samples
@@ -103,6 +106,11 @@ def causes(comparison: Comparison) -> list[Finding]:
     if findings:
         return findings
     return _all(comparison, fewer_steps) or _all(comparison, _loss_only, _printed_number, _printed_text)
+
+
+def between_ranks(comparison: Comparison) -> list[Finding]:
+    """Return the faults that the ranks of a run show by themselves, whatever the reference computes."""
+    return _all(comparison, _averaging, _start) or _all(comparison, _divergence)
 
 
 def _of_samples(comparison: Comparison) -> list[Finding]:
@@ -399,13 +407,15 @@ def _scale(comparison: Comparison) -> Finding | None:
     if not (is_comparable and usual.any()):
         return None
     factor = float(here @ usual / (usual @ usual))
-    if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > _SCALE:
+    is_coarse = is_half(comparison.reference)
+    off = max(_SCALE, min(_SCALE_OF_HALF, abs(factor - 1) / 10)) if is_coarse else _SCALE
+    if abs(factor - 1) < _SCALE or not factor or relative(here / factor, usual) > off:
         return None
-    factor, where = _before_clipping(comparison, step, factor)
+    factor, where = _before_clipping(comparison, step, factor, off)
     cause: Cause
-    if abs(factor - size) < _SCALE * size:
+    if abs(factor - size) < off * size:
         cause, why, advice = "sum-not-mean", ": it is summed over the ranks", "Divide it by their number."
-    elif abs(factor * size - 1) < _SCALE:
+    elif abs(factor * size - 1) < off:
         cause, why = "divided-twice", ": it is averaged twice, or each rank sums the loss over its samples"
         advice = (
             "Divide neither loss nor gradients by the number of workers, if something else does already; "
@@ -418,10 +428,10 @@ def _scale(comparison: Comparison) -> Finding | None:
     return comparison.finding(cause, message, step, advice=advice)
 
 
-def _before_clipping(comparison: Comparison, step: int, factor: float) -> tuple[float, str]:
+def _before_clipping(comparison: Comparison, step: int, factor: float, off: float) -> tuple[float, str]:
     """Return the scale of a gradient before `clip_grad_norm_` has changed it, and words for that."""
     here, usual = comparison.run.at(step).unclipped, comparison.reference.at(step).unclipped
-    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < _SCALE * factor:
+    if not here * usual or not np.isfinite(here * usual) or abs(here / usual - factor) < off * factor:
         return factor, ""
     return here / usual, " before it is clipped"
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from samestep.base.errors import UsageError
 from samestep.base.units import counted
-from samestep.verify.causes import causes
+from samestep.verify.causes import between_ranks, causes
 from samestep.verify.compare import Comparison, are_same_rates, rounding_of
 from samestep.verify.parameter_alignment import UnmatchedParametersError, align_parameters, drop_parameters
 from samestep.verify.printed_lines import last_lines, without_summary
@@ -293,7 +293,11 @@ def resumed_causes(resumption: Resumption) -> list[Finding]:
         return findings
     if not resumption.resumed.runs_once and resumption.resumed.size != resumption.usual.size:
         exceptions = exceptions_of(resumption.comparison) if resumption.comparison.first is not None else []
-        return exceptions or _of_other_causes(resumption)
+        if not exceptions:
+            return _of_other_causes(resumption)
+        # An exception explains a distance to the uninterrupted run, and none between weights of the ranks.
+        of_ranks = between_ranks(resumption.comparison)
+        return [*(_of_whole_training(fault, resumption.begins_at) for fault in of_ranks), *exceptions]
     of_values = _optimizer(resumption) or _draws(resumption)
     if of_values is not None:
         return [of_values]

@@ -89,7 +89,7 @@ def test_a_deviation_beyond_rounding_has_a_cause():
 
 
 @pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
-def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
+def test_a_summed_or_twice_divided_gradient_exceeds_half_precision_rounding(epsilon):
     def half(_):
         return {"epsilon": epsilon, "parameter_epsilon": 1e-7}
 
@@ -99,7 +99,8 @@ def test_a_summed_gradient_exceeds_half_precision_rounding(epsilon):
         return [finding.cause for finding in causes(Comparison(reference, seen, control))]
 
     assert causes_of(run(2, facts=half, jitter=4 * epsilon)) == []
-    assert causes_of(run(2, facts=half, change=scaled(2))) == ["sum-not-mean"]
+    assert causes_of(run(2, facts=half, change=scaled(2), jitter=epsilon)) == ["sum-not-mean"]
+    assert causes_of(run(2, facts=half, change=scaled(0.5), jitter=epsilon)) == ["divided-twice"]
 
 
 @pytest.mark.parametrize("first", [np.inf, -np.inf, np.nan])

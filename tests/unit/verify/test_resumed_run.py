@@ -194,3 +194,24 @@ def test_the_step_of_a_fault_is_counted_from_the_beginning_of_the_training(fault
     resumption = Resumption(reference, recorded(resumed(FAULTS[fault][0])), recorded(USUAL), ENDED_AFTER)
     (finding,) = resumed_causes(resumption)
     assert finding.step == (2 * EPOCH if "later epoch" in fault else RESUMED_AT)
+
+
+def test_ranks_that_part_are_a_fault_beside_batch_norm_of_each_rank():
+    """As where rank 0 alone restores the state of the optimizer; batch norm changes all values besides."""
+
+    def of_rank(rank, after):
+        def changed(k):
+            return {"samples": samples_of(k)[rank::2], "gradient": [1.0 + k] * 16, "after": [after] * 16}
+
+        trace = recorded(resumed(changed), batch_norm=True).traces[0]
+        return replace(trace, facts=replace(trace.facts, rank=rank))
+
+    def found(after):
+        run = RunRecord([of_rank(0, 2.0), of_rank(1, after)])
+        reference = replace(recorded(USUAL), origin="uninterrupted")
+        findings = resumed_causes(Resumption(reference, run, recorded(USUAL), ENDED_AFTER))
+        return [(finding.cause, finding.kind, finding.step) for finding in findings]
+
+    exception = ("batch-norm-local", "exception", None)
+    assert found(2.0) == [exception]
+    assert found(3.0) == [("replicas-diverge", "fault", RESUMED_AT), exception]
