@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, wrapping
@@ -26,6 +27,11 @@ _SINGLE = (1e-10, 1e-5)  # the machine epsilon of float32, 1.2e-7, is between; n
 _SAME_IN_DOUBLE = 1e-9
 """Largest relative deviation in double precision in the disputed step, if rounding is all that there is,
 which is 5e8 times as small there as in single precision."""
+aten = torch.ops.aten
+_FILLS = (aten.uniform_, aten.normal_, aten.exponential_, aten.log_normal_, aten.cauchy_)
+"""Operations that fill a tensor with random numbers."""
+_DRAWS = (aten.rand, aten.randn, aten.rand_like, aten.randn_like)
+"""Operations that return random numbers."""
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _UNCHANGED = ("__get__", "copy_", "__setitem__", "__set__", "backward")
 """Functions that read attributes, or that write into a tensor and convert by themselves."""
@@ -79,6 +85,7 @@ def in_double_precision() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
         with (
+            _SingleDraws(),  # type: ignore[no-untyped-call]
             _Widening() as widening,
             attached(declarations.FROM_NUMPY, wrapping(_from_numpy)),
             attached(declarations.BACKWARD_ENGINE, wrapping(partial(_run_in, widening))),
@@ -103,6 +110,32 @@ class _Widening(TorchFunctionMode):
         args, kwargs = _mapped(args, change), {name: _mapped(value, change) for name, value in kwargs.items()}
         result = (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
         return result if dtypes else _mapped(result, _widened)
+
+
+class _SingleDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that draws the random numbers of single precision in place of those of double precision.
+
+    Those are others: with other initial weights and data the repetition is another training, where numbers
+    with few digits, such as accuracies, can be equal by chance.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - `_Widening` would rename what autograd asks for
+            return self._run(func, args, kwargs or {}, is_plain=not types)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_plain: bool) -> Any:
+        first = args[0].dtype if args and isinstance(args[0], Tensor) else torch.get_default_dtype()
+        if not is_plain or (kwargs.get("dtype") or first) != torch.float64:
+            return func(*args, **kwargs)
+        if func.overloadpacket in _FILLS:
+            single = torch.empty_like(args[0], dtype=torch.float32)
+            return args[0].copy_(func(single, *args[1:], **kwargs))
+        if func.overloadpacket in _DRAWS or func is aten.normal.float_float:
+            return func(*args, **{**kwargs, "dtype": torch.float32}).double()
+        return func(*args, **kwargs)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -197,7 +197,7 @@ class Verification:
         may_draw = self.script.kind != "serial" and _makes_generators(self.script.program)
         repeated = self._repeated(size, neutral=True) if exceptions or may_draw else None
         if repeated is None:  # or only these runs failed, so they prove nothing
-            return findings, exceptions
+            return _undecided(findings, exceptions), []
         of_generators = of_own_generators(repeated)
         if of_generators is not None and all(finding.cause not in _RANDOM for finding in exceptions):
             exceptions = [*exceptions, of_generators]
@@ -267,6 +267,18 @@ class Verification:
             **changed,
         )
         return record if self._limit is None else record.until(self._limit)
+
+
+def _undecided(findings: Sequence[Finding], possible: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose faults state the exceptions that they may follow from."""
+    if not possible:
+        return list(findings)
+    named = "; ".join(exception.message for exception in possible)
+    why = f"The repetition without these exceptions failed, so they may be the cause: {named}."
+    return [
+        replace(finding, message=f"{finding.message} {why}") if finding.kind == "fault" else finding
+        for finding in findings
+    ]
 
 
 _HASHED = ("set", "frozenset", "hash")

@@ -73,6 +73,29 @@ def test_a_tensor_of_single_precision_is_double(how):
     assert made.dtype == torch.float64
 
 
+DRAWN = {
+    "layer": lambda: nn.Linear(40, 2).weight,
+    "rand": lambda: torch.rand(20),
+    "randn": lambda: torch.randn(20, dtype=torch.float32),
+    "randn of a generator": lambda: torch.randn(20, generator=torch.Generator().manual_seed(5)),
+    "like": lambda: torch.randn_like(torch.zeros(20)),
+    "normal": lambda: torch.normal(1.0, 2.0, (20,)),
+    "fill": lambda: torch.empty(20).exponential_(),
+    "dropout": lambda: F.dropout(torch.ones(40), 0.5),
+}
+
+
+@pytest.mark.parametrize("how", sorted(DRAWN))
+def test_random_numbers_are_those_of_single_precision(how):
+    torch.manual_seed(3)
+    usual = DRAWN[how]()
+    torch.manual_seed(3)
+    with in_double_precision():
+        drawn = DRAWN[how]()
+    assert drawn.dtype == torch.float64
+    torch.testing.assert_close(drawn.float(), usual, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16])
 def test_other_types_are_kept(dtype):
     with in_double_precision():

@@ -8,6 +8,7 @@ from samestep.launch.job import Program
 from samestep.verify.causes import causes
 from samestep.verify.run_record import RunRecord
 from samestep.verify.trace import Facts, Step, Trace
+from samestep.verify.verdict import Finding
 from samestep.verify.verification import (
     Script,
     Verification,
@@ -95,3 +96,16 @@ def test_a_loop_that_the_clock_ends_is_found(text):
 @pytest.mark.parametrize("text", NOT_ENDED)
 def test_a_clock_that_ends_nothing_is_no_reason_for_other_numbers_of_steps(text):
     assert not ends_loops_by_clock([ast.parse(BEGIN + text)])
+
+
+def test_a_fault_names_the_exceptions_that_failed_runs_leave_open(tmp_path, monkeypatch):
+    """Without batch norm of each rank, ranks in other modes wait for each other."""
+    script = Script(program=Program(target=str(tmp_path / "train.py")), kind="native")
+    verification = Verification(script=script, against=None, workers=[2], steps=4, runs=None)
+    monkeypatch.setattr(Verification, "_repeated", lambda *_, **__: None)
+    fault = Finding(cause="loss", message="the loss deviates.", workers=2)
+    exception = Finding(cause="batch-norm-local", message="of shares", workers=2, kind="exception")
+    (found,), proven = verification._without([exception], 2, [fault])
+    assert proven == []
+    assert found.kind == "fault"
+    assert exception.message in found.message

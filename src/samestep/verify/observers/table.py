@@ -40,5 +40,12 @@ CHECKS: Sequence[Callable[[], Check]] = (
 """Checks of the run on one worker."""
 OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
 """Observers of the run on one worker."""
-OF_EACH_RANK: Sequence[Callable[[], Observer]] = (DeviceOfRank, ThreadsOfRank, RendezvousAddress)
+CHECKS_OF_RANK: Sequence[Callable[[], Check]] = (EvaluationModeKept,)
+"""Checks of each rank, as a rank can have a mode of its own: rank 0 alone calls ``model.train()``."""
+OF_EACH_RANK: Sequence[Callable[[], Observer]] = (
+    DeviceOfRank,
+    ThreadsOfRank,
+    RendezvousAddress,
+    partial(Checks, CHECKS_OF_RANK),
+)
 """Observers of each rank of a distributed script that a launcher starts."""

@@ -1,11 +1,15 @@
 """Wrong results in evaluation mode are noted: dropped values, and spectral norm that is not begun."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.data import DataLoader, TensorDataset
+
+from samestep.verify.observers.table import OF_EACH_RANK
 
 
 def data(seed):
@@ -41,6 +45,18 @@ def kept(part=None):
         training.epoch()
         training.model.eval()
         training.evaluate()
+    return training
+
+
+def test_a_mode_that_one_rank_keeps_is_noted_there():
+    """As where rank 0 alone calls ``model.train()`` after an evaluation of all ranks."""
+    observers = [kind() for kind in OF_EACH_RANK]
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(observer.attached())
+        training = kept()
+    codes = [note.code for observer in observers for note in observer.notes()]
+    assert codes.count("eval-not-undone") == 1, training.model  # which the observers do not keep alive
 
 
 def kept_with_gradients():
