@@ -67,6 +67,74 @@ def test_hooks_on_weights_that_a_loss_does_not_use_are_not_called(compared, regi
     assert (split, unsplit) == (6, 0)
 
 
+class Towers(nn.Module):
+    """Two outputs that have nothing in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 3)
+
+    def forward(self, x, y):
+        return torch.tanh(self.first(x)), torch.tanh(self.second(y))
+
+
+class Halves(torch.autograd.Function):
+    """Torch calls this backward with zeros where its output has no gradient."""
+
+    @staticmethod
+    def forward(_, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient / 2
+
+
+def one_after_another(first, second, number):
+    first.square().mean().backward()
+    second.square().mean().backward()
+
+
+def one_of_two(first, second, number):
+    (second if number % 2 else first).square().mean().backward()
+
+
+def one_twice(first, second, number):
+    first.square().mean().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        first.sum().backward()
+    second.square().mean().backward()
+
+
+def with_towers(backward, make_inputs):
+    model, before = weighted(Towers()), nn.Parameter(drawn(5, 5, seed=9) * 0.3)
+    optimizer, found = torch.optim.AdamW([*model.parameters(), before], lr=0.1), []
+    for number in range(6):
+        optimizer.zero_grad()
+        first, second = model(*make_inputs(drawn(7, 5, seed=number), before))
+        backward(first, second, number)
+        found.append(float(before.grad is None))
+        optimizer.step()
+        found += [weight.sum().item() for weight in (before, *model.parameters())]
+    return found
+
+
+def plain_inputs(x, before):
+    return x, x.flip(1)
+
+
+def computed_inputs(x, before):
+    """The graph of the second one has a backward of its own."""
+    return x, Halves.apply(x @ before)
+
+
+@pytest.mark.parametrize("backward", [one_after_another, one_of_two, one_twice])
+@pytest.mark.parametrize("make_inputs", [plain_inputs, computed_inputs])
+def test_outputs_with_nothing_in_common_have_backwards_of_their_own(compared, backward, make_inputs):
+    split, unsplit, _ = compared(with_towers, backward, make_inputs)
+    assert (split, unsplit) == (6, 0)
+
+
 class OfOwner(torch.autograd.Function):
     """The identity; its backward has the module that calls it."""
 

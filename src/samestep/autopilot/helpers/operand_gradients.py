@@ -43,15 +43,19 @@ def operand_gradients() -> Iterator[None]:
 
 
 def _register_hook(original: Callable[..., Any], tensor: Tensor, hook: GradientHook) -> Any:
-    call = call_of_operand(tensor)
-    return original(tensor, hook) if call is None else call.hook(tensor.output_nr, hook)
+    operand = call_of_operand(tensor)
+    if operand is None:
+        return original(tensor, hook)
+    call, place = operand
+    return call.hook(place, hook)
 
 
 def _retain_grad(original: Callable[..., None], tensor: Tensor) -> None:
-    call = None if tensor.retains_grad else call_of_operand(tensor)
+    operand = None if tensor.retains_grad else call_of_operand(tensor)
     original(tensor)  # it stores the gradient without that by other outputs
-    if call is not None:
-        call.hook(tensor.output_nr, _Retained(tensor))
+    if operand is not None:
+        call, place = operand
+        call.hook(place, _Retained(tensor))
 
 
 class _Retained:
@@ -68,8 +72,10 @@ class _Retained:
             tensor.grad = self._total
 
 
-_Operand: TypeAlias = tuple[int, Any, NodeCall]
+_Operand: TypeAlias = tuple[int, Any, tuple[NodeCall, int]]
 """The place of an operand among the tensors whose gradients the script gets, the operand, and its call.
+
+With the call is the place of the operand among the outputs.
 
 The operand is a tensor, or a `GradientEdge` that stands for one."""
 
@@ -91,8 +97,8 @@ def _totals_of(operands: Sequence[_Operand]) -> Iterator[dict[int, Tensor]]:
     """Yield a dict that gets the gradients of operands, by their places, from a backward in the block."""
     totals: dict[int, Tensor] = {}
     with ExitStack() as stack:
-        for place, tensor, call in operands:
-            hook = call.hook(tensor.output_nr, partial(totals.__setitem__, place))
+        for place, _, (call, place_there) in operands:
+            hook = call.hook(place_there, partial(totals.__setitem__, place))
             stack.callback(hook.remove)
         yield totals
 
@@ -102,7 +108,7 @@ def _anchors(operands: Sequence[_Operand]) -> list[Tensor]:
 
     The weights would do, but their hooks run for the inputs of any backward.
     """
-    return [call.anchor for _, _, call in operands]
+    return [call.anchor for _, _, (call, _) in operands]
 
 
 def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,15 @@
 """Puts a split call into the script's autograd graph, as one node.
 
 Its backward gets the gradients of the whole outputs, and lets all ranks compute those of their slices. Each
-rank keeps the graph of its slice as long as torch keeps what this node has saved: after a backward without
-``retain_graph`` no longer than the node of any other operation. The call is computed again if that fails.
+rank keeps the graph of its slice until backwards without ``retain_graph`` have released a part of that of
+each output. The call is computed again if that fails.
+
+Outputs that have nothing in common are results of several nodes if some are computed from inputs with a
+graph: a backward comes to that graph only if it would on one worker.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,7 +18,7 @@ from weakref import finalize
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
@@ -25,8 +28,9 @@ from samestep.autopilot.helpers.shared_storage import memory_of
 from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
+from samestep.autopilot.split.gradients import leaves_of
 from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_backward, restore_settings
-from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order
+from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order, saving_nodes
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
 from samestep.autopilot.state.saved_state import HeldTensors, SavedState, SideOutput, version_of
 from samestep.hooks import declarations, module_parts
@@ -69,22 +73,33 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, nam
     return args[position] if position < len(args) else kwargs.get(name)
 
 
-class _Saved:
-    """A value that torch saves with the node; it ends when torch releases it."""
+class _Life:
+    """A value that the nodes of a call hold; it ends with them."""
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: "NodeCall", token: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(
+        ctx: Any, call: "NodeCall", places: Sequence[int], life: _Life, token: Tensor, *_: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.call, ctx.places, ctx.life = call, places, life
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(token)
-        return tuple(output.data for output in call.outputs)
+        return tuple(call.outputs[place].data for place in places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # raises if torch has released the graph
-        return None, None, None, *ctx.call.backward(gradients, retain=_retains.get())
+        call, retain = ctx.call, _retains.get()
+        pairs = zip(ctx.places, gradients, strict=True)
+        of_outputs = {place: gradient for place, gradient in pairs if gradient is not None}
+        if not of_outputs:
+            return (None,) * len(ctx.needs_input_grad)
+        if not call.left.issuperset(of_outputs):
+            _ = ctx.saved_tensors  # raises, as torch has released them
+        of_sources = call.backward([*map(of_outputs.get, range(len(call.outputs)))], retain=retain)
+        if not retain:
+            call.free(of_outputs)
+        return None, None, None, None, None, *of_sources
 
 
 @cache
@@ -104,15 +119,44 @@ def _name_of(outputs: Sequence[Tensor]) -> str:
 
 
 def as_node(call: "NodeCall", sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs of a call as results of one node, whose operands are an anchor and the sources."""
-    saved = _Saved()
-    finalize(saved, call.release)
-    held, token = [saved], torch.empty(0, device="cpu")
-    with saved_tensors_hooks(lambda _: held.pop(), lambda _: token):
-        operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
-        node = _node_named(_name_of(call.outputs))
-        outputs: tuple[Tensor, ...] = node.apply(call, token, call.anchor, *operands)
-    return outputs
+    """Return the outputs of a call as results of nodes, whose operands are an anchor and the sources."""
+    life, token = _Life(), torch.empty(0, device="cpu")
+    call.end = finalize(life, call.release)
+    operands = _in_order(call, sources) if sum(map(_has_hooks, sources)) > 1 else sources
+    outputs: dict[int, Tensor] = {}
+    for places in _groups(call):
+        of_group = [call.outputs[place] for place in places]
+        node, used = _node_named(_name_of(of_group)), _used(call, of_group, operands)
+        results = node.apply(call, places, life, token, call.anchor, *used)
+        outputs.update(zip(places, results, strict=True))
+    return tuple(outputs[place] for place in range(len(outputs)))
+
+
+def _groups(call: "NodeCall") -> list[list[int]]:
+    """Return the places of the outputs of each node."""
+    together = [*range(len(call.outputs))]
+    of_inputs = call.sources[call.num_weights :]
+    if len(together) == 1 or not any(source.requires_grad for source in of_inputs):
+        return [together]  # one exchange for a backward of all
+    groups: list[tuple[set[Any], list[int]]] = []
+    for place in together:
+        nodes = saving_nodes([call.outputs[place]])
+        joined = [group for group in groups if not nodes.isdisjoint(group[0])]
+        groups = [group for group in groups if group not in joined]
+        groups.append((nodes.union(*(nodes for nodes, _ in joined)), [place]))
+        groups[-1][1].extend(at for _, places in joined for at in places)
+    return [sorted(places) for _, places in groups]
+
+
+def _used(call: "NodeCall", outputs: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Tensor]:
+    """Return the operands of a node of some outputs, without the graph of inputs that these do not use."""
+    if len(outputs) == len(call.outputs):
+        return [*operands]
+    here = set(map(id, leaves_of(*outputs)))
+    return [
+        operand if place < call.num_weights or id(leaf) in here else operand.detach()
+        for place, (operand, leaf) in enumerate(zip(operands, call.leaves[: len(operands)], strict=True))
+    ]
 
 
 def _has_hooks(source: Tensor) -> bool:
@@ -147,13 +191,13 @@ def _in_order(call: "NodeCall", sources: Sequence[Tensor]) -> list[Tensor]:
     return operands
 
 
-def call_of_operand(operand: Tensor | GradientEdge) -> "NodeCall | None":
-    """Return the split call of which a tensor is an output from which other outputs are computed."""
+def call_of_operand(operand: Tensor | GradientEdge) -> "tuple[NodeCall, int] | None":
+    """Return the split call of which a tensor is an output from which others are computed, and its place."""
     node: Any = operand.grad_fn if isinstance(operand, Tensor) else operand.node
     if not issubclass(getattr(type(node), "_forward_cls", object), _Node):
         return None
-    call: NodeCall = node.call
-    return call if call.has_operand(operand.output_nr) else None
+    call, place = node.call, node.places[operand.output_nr]
+    return (call, place) if call.has_operand(place) else None
 
 
 CREATES_GRAPH = "its gradients are differentiated again (create_graph=True)"
@@ -318,10 +362,11 @@ class NodeCall:
         self._attempt: Attempt | None = attempt
         self._number = attempt.number
         self.sources: Sequence[Tensor] = result.sources
+        self.num_weights = result.graph.num_weights
         assert attempt.mirror is not None
         operands = [*attempt.mirror.tensors, *(tensor for _, tensor in leaves(attempt.call.arguments.both))]
         self._flags = [(tensor, tensor.requires_grad) for tensor in operands if tensor.is_leaf]
-        weights = result.sources[: result.graph.num_weights]
+        weights = result.sources[: self.num_weights]
         self._data = [(weight, weight.data) for weight in weights]
         shared = {id(tensor) for tensor in attempt.mirror.shared}
         self._values = [
@@ -334,6 +379,8 @@ class NodeCall:
         self._versions_of_inputs = self._versions_now()
         self.outputs: Sequence[Tensor] = result.graph.outputs
         self.leaves: Sequence[Tensor] = result.graph.sources
+        self.left = set(range(len(self.outputs)))
+        """The places of the outputs of whose graph no backward has released a part."""
         self.anchor = torch.empty(0, device="cpu", requires_grad=True)
         """An operand of the node without a gradient, for a backward that must come to the node."""
         self._constants = result.constants
@@ -341,6 +388,8 @@ class NodeCall:
         """The state of the module after the call, which the backward may read; None if it reads none."""
         self._hooks: dict[int, tuple[int, GradientHook]] = OrderedDict()
         """Hooks on gradients of outputs from which others are computed, and the places of these outputs."""
+        self.end: Callable[[], Any] = self.release
+        """Releases the graph, once."""
 
     def note_state(self) -> None:
         """Note the state after the call, which the backward may read: helpers do not see it change."""
@@ -481,6 +530,16 @@ class NodeCall:
             saved.restore()
             now.restore()
             modes.set(module)
+
+    def free(self, places: Collection[int]) -> None:
+        """Note that a backward has released what the graphs of some outputs save."""
+        rest = self.left.difference(places)
+        if rest:
+            freed = saving_nodes([self.outputs[place] for place in places])
+            rest = {place for place in rest if freed.isdisjoint(saving_nodes([self.outputs[place]]))}
+        self.left = rest
+        if not rest:
+            self.end()
 
     def release(self) -> None:
         """Release the graph on all ranks."""

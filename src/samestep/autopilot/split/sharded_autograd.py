@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -177,6 +177,16 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 waiting.append(next_node)
+
+
+@cache
+def _saves(kind: type) -> bool:
+    return any(name.startswith("_raw_saved_") for name in dir(kind))
+
+
+def saving_nodes(outputs: Iterable[Tensor]) -> set[Any]:
+    """Return the nodes in the graph of some outputs that save tensors, which a backward releases."""
+    return {node for node in nodes_of(outputs) if _saves(node.__class__)}
 
 
 def python_nodes(outputs: Iterable[Tensor]) -> list[BackwardCFunction]:
