@@ -38,7 +38,7 @@ DEEDS = (
         "self.deed_N += 1\nh = h + 0.1 * self.deed_N",
     ),
 )
-"""What a model does where a switch is on; some compare samples."""
+"""The work of a model where a switch is on; some compare samples."""
 
 _COUNTED = ("{} % 5 == 4", "{} > 0.7 * 8", "{} == 6", "3 <= {} < 7", "int({} ** 0.5) == 2")
 

@@ -73,9 +73,8 @@ class _Retained:
 
 
 _Operand: TypeAlias = tuple[int, Any, tuple[NodeCall, int]]
-"""The place of an operand among the tensors whose gradients the script gets, the operand, and its call.
-
-With the call is the place of the operand among the outputs.
+"""The place of an operand among the tensors whose gradients the script gets, the operand, and its call with
+its place among the outputs of that.
 
 The operand is a tensor, or a `GradientEdge` that stands for one."""
 

@@ -1,4 +1,4 @@
-"""Puts a split call into the script's autograd graph, as one node.
+"""Puts a split call into the script's autograd graph, as one node or several.
 
 Its backward gets the gradients of the whole outputs, and lets all ranks compute those of their slices. Each
 rank keeps the graph of its slice until backwards without ``retain_graph`` have released a part of that of
@@ -233,7 +233,7 @@ class Attempt:
     saved: SavedState | None
     """The module before the call; None if calls change no more than batch norm does."""
     held: HeldTensors
-    """What the module holds before the call, except values of tensors."""
+    """The attributes, containers and objects of the module before the call, without values of tensors."""
     plan: NumberedPlan
     number: int = 0
     """The number under which all ranks keep the graph of the call."""
