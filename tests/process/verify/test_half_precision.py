@@ -15,7 +15,7 @@ HALF = (
     ),
 )
 FAULTS = {
-    "gradient-norm": ("param.grad.data /= size", "param.grad.data /= size * (0.95 if size > 1 else 1)"),
+    "gradient-scale": ("param.grad.data /= size", "param.grad.data /= size * (0.95 if size > 1 else 1)"),
     "samples-left-out": (
         "mine = partition.use(rank)\n",
         "mine = partition.use(rank)[: 96 // size - (size > 1)]\n",
