@@ -121,6 +121,8 @@ class SignatureCalls:
     is_refuted: bool = False
     """Whether a split call gave another result than an unsplit one, which no check has seen or will see."""
     _last: NumberedPlan | None = None
+    mirrors: dict[int, int] = field(default_factory=dict)
+    """The number of the mirror that each plan was last used or found with, by the number of the plan."""
     continued: int = 0
     """The split calls that got slices of what a call before has left in the module."""
     splits: int = 0

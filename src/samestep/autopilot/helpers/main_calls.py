@@ -327,6 +327,7 @@ class MainCalls:
             calls.fail_check(checking, verdict.trace.explained(verdict.why), arguments, in_parts=in_parts)
         else:
             calls.pass_check(checking, verdict.plan, arguments, self._size)
+            calls.mirrors[checking.number] = self.exchange.mirrored[module].number
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
@@ -397,7 +398,7 @@ class MainCalls:
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
-            result = self._attempted(attempt)
+            result = self._attempted(attempt, calls)
         if isinstance(result, CallResult):
             result = self._surprise(attempt, held, (*plan.sides, *carried)) or result
         if comparison is not None and isinstance(result, CallResult):
@@ -412,6 +413,8 @@ class MainCalls:
         place = self._account.place_of(module)
         self._account.split[place] += 1
         calls.splits += 1
+        assert attempt.mirror is not None
+        calls.mirrors[numbered[0]] = attempt.mirror.number
         if kind.grad:
             self._account.steps.note_call(place, is_split=True)
         outputs = self._outputs(attempt, calls, result)
@@ -421,7 +424,7 @@ class MainCalls:
 
     def _changes(self, module: nn.Module, plan: SplitPlan) -> bool:
         """Return whether a call changes more than batch norm does, or may do so in a new branch."""
-        of_plan = plan.sides or plan.rewrites or plan.reads_late
+        of_plan = plan.sides or plan.rewrites or plan.reads_late or plan.watches_operations
         return bool(of_plan) or self._signatures.may_branch_anew(module)
 
     def _surprise(self, attempt: Attempt, held: HeldTensors, expected: Sequence[SideOutput]) -> str:
@@ -459,15 +462,29 @@ class MainCalls:
         (held if attempt.saved is None else attempt.saved).restore()
         attempt.streams.restore()
 
-    def _attempted(self, attempt: Attempt) -> CallResult | str:
+    def _watched(self, attempt: Attempt, calls: SignatureCalls) -> SplitPlan:
+        """Return the plan of a call, whose operations are watched if it may take a branch of no check.
+
+        A forward may ask for anything of what a module holds: the form of a weight, whether a buffer is None,
+        or two layers are one. Whatever of this has changed, the mirror of the module is a new one.
+        """
+        number, plan = attempt.plan
+        assert attempt.mirror is not None
+        if calls.mirrors.get(number) == attempt.mirror.number and not self._signatures.may_branch_anew(
+            attempt.call.module
+        ):
+            return plan
+        if attempt.saved is None:
+            attempt.saved = SavedState(attempt.call.module)
+        return replace(plan, watches_operations=True)
+
+    def _attempted(self, attempt: Attempt, calls: SignatureCalls) -> CallResult | str:
         """Return the results of a split call, or why there are none.
 
         Raises:
             Exception: what a handler of a signal has raised meanwhile.
         """
-        call, (_, plan) = attempt.call, attempt.plan
-        if self._signatures.may_branch_anew(call.module):
-            plan = replace(plan, watches_operations=True)
+        call = attempt.call
         try:
             attempt.number = self.exchange.send_call(attempt)
             attempt.mirror = self.exchange.mirrored[call.module]
@@ -479,6 +496,7 @@ class MainCalls:
             return str(error) if isinstance(error, MirrorError) else f"it cannot be sent ({error!r})"
         try:
             self._helpers.share_cores()
+            plan = self._watched(attempt, calls)
             with without_stdout() as printed:
                 result = self._slices.call(
                     *(plan, call.forward, call.module, attempt.mirror.weights, call.arguments),
