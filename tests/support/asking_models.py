@@ -107,3 +107,49 @@ def changed_later(asked, change):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+class AsksForSizes(nn.Module):
+    """Compares its samples with each other if `asked` is true of its input."""
+
+    def __init__(self, asked):
+        super().__init__()
+        self.asked = asked
+        self.body, self.head = nn.Linear(4, 8, dtype=D), nn.Linear(8, 3, dtype=D)
+
+    def forward(self, x):
+        features = torch.tanh(self.body(x))
+        if self.asked(x):
+            features = features - features.mean(0)
+        return self.head(features).mean(1)
+
+
+def is_long(x):
+    return 2 * x.size(1) > 2 * LONGEST
+
+
+def is_of_nine(x):
+    return x.size(0) == 9
+
+
+LONGEST = 8
+SIZES = [
+    (is_long, [(5, 3), (5, 4), (5, 5), (5, 6), (5, 9), (5, 9), (5, 10)]),
+    (is_of_nine, [(5, 3), (6, 3), (7, 3), (8, 3), (10, 3), (11, 3), (9, 3), (12, 3), (9, 3)]),
+]
+"""What a forward asks of its input, and the sizes of the calls."""
+
+
+def of_sizes(asked, sizes):
+    """Return the losses of a training whose calls have other sizes."""
+    torch.manual_seed(0)
+    model = AsksForSizes(asked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for number, (count, length) in enumerate(sizes):
+        loss = F.cross_entropy(model(drawn(count, length, 4, seed=number)), labels(count, seed=number))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

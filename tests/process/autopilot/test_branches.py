@@ -68,3 +68,9 @@ def test_a_call_that_asks_whether_its_input_is_a_parameter_has_the_result_of_one
 def test_a_branch_on_what_a_module_holds_has_the_result_of_one_worker_after_a_change(compared, asked, change):
     split, unsplit, lines = compared(asking_models.changed_later, asked, change)
     assert (split, unsplit) == (3, 3), lines
+
+
+@pytest.mark.parametrize(("asked", "sizes"), asking_models.SIZES, ids=["of rows", "of all samples"])
+def test_a_branch_on_a_size_that_no_check_has_had_has_the_result_of_one_worker(compared, asked, sizes):
+    split, unsplit, lines = compared(asking_models.of_sizes, asked, sizes)
+    assert unsplit < split, lines

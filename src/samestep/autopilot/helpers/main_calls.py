@@ -189,7 +189,7 @@ class MainCalls:
             return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(arguments):
             return self._unsplit(call, calls.sizes.why(arguments, calls.why), in_parts=calls.splits_parts)
-        is_due = self._is_comparison_due(module, plain)
+        is_due = self._is_comparison_due(call, plain, signature)
         outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
         if is_checked:
             self._leave_out_own_changes(module, plain, signature)
@@ -218,11 +218,13 @@ class MainCalls:
         total = None if calls.plan is None else arguments.total(dims) or 0
         return calls.sizes.are_checked(arguments, total, self._size, dims, have_one_way=calls.have_one_way)
 
-    def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
+    def _is_comparison_due(self, call: ModuleCall, plain: Attributes, signature: Signature) -> bool:
         """Return whether samples of a split call are compared with those of an unsplit one."""
-        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
+        module, signatures = call.module, self._signatures
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
-        return is_new or is_due
+        has_new_sizes = signatures.have_sizes_of_new_interval(module, call.arguments, signature)
+        is_new = signatures.counts_to_new_interval(module, plain) or has_new_sizes
+        return is_due or (is_new and self._options.check_every != 0)
 
     def _unsplit_beside(
         self, call: ModuleCall, checking: Checking, plain: Attributes, signature: Signature
@@ -327,7 +329,7 @@ class MainCalls:
             calls.fail_check(checking, verdict.trace.explained(verdict.why), arguments, in_parts=in_parts)
         else:
             calls.pass_check(checking, verdict.plan, arguments, self._size)
-            calls.mirrors[checking.number] = self.exchange.mirrored[module].number
+            calls.note_split(arguments, checking.number, self.exchange.mirrored[module].number)
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
@@ -414,7 +416,7 @@ class MainCalls:
         self._account.split[place] += 1
         calls.splits += 1
         assert attempt.mirror is not None
-        calls.mirrors[numbered[0]] = attempt.mirror.number
+        calls.note_split(arguments, numbered[0], attempt.mirror.number)
         if kind.grad:
             self._account.steps.note_call(place, is_split=True)
         outputs = self._outputs(attempt, calls, result)
@@ -465,17 +467,17 @@ class MainCalls:
     def _watched(self, attempt: Attempt, calls: SignatureCalls) -> SplitPlan:
         """Return the plan of a call, whose operations are watched if it may take a branch of no check.
 
-        A forward may ask for anything of what a module holds: the form of a weight, whether a buffer is None,
-        or two layers are one. Whatever of this has changed, the mirror of the module is a new one.
+        A forward may ask for a size, and for anything of what a module holds: the form of a weight, whether
+        a buffer is None, or two layers are one. Whatever of this has changed, the module's mirror is a new
+        one.
         """
-        number, plan = attempt.plan
+        (number, plan), module = attempt.plan, attempt.call.module
         assert attempt.mirror is not None
-        if calls.mirrors.get(number) == attempt.mirror.number and not self._signatures.may_branch_anew(
-            attempt.call.module
-        ):
+        has_split = calls.has_split(attempt.call.arguments, number, attempt.mirror.number)
+        if has_split and not self._signatures.may_branch_anew(module):
             return plan
         if attempt.saved is None:
-            attempt.saved = SavedState(attempt.call.module)
+            attempt.saved = SavedState(module)
         return replace(plan, watches_operations=True)
 
     def _attempted(self, attempt: Attempt, calls: SignatureCalls) -> CallResult | str:
