@@ -74,3 +74,11 @@ def test_a_branch_on_what_a_module_holds_has_the_result_of_one_worker_after_a_ch
 def test_a_branch_on_a_size_that_no_check_has_had_has_the_result_of_one_worker(compared, asked, sizes):
     split, unsplit, lines = compared(asking_models.of_sizes, asked, sizes)
     assert unsplit < split, lines
+
+
+def test_a_branch_on_the_size_of_a_kept_state_has_the_result_of_one_worker(compared):
+    sizes = [(7, 3)] * 6 + [(9, 3)] * 4
+    split, _, lines = compared(
+        asking_models.of_sizes, asking_models.is_of_nine, sizes, asking_models.AsksForState
+    )
+    assert split >= 4, lines

@@ -10,7 +10,7 @@ A long check is continued by the next calls, which are computed unsplit. A signa
 size of a batch that it has not had; what failed once stays unsplit.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,8 +125,8 @@ class SignatureCalls:
     """The sizes of the calls that have been split without a branch that no check has taken."""
     mirrors: dict[int, int] = field(default_factory=dict)
     """The number of the mirror that each plan was last used or found with, by the number of the plan."""
-    continued: int = 0
-    """The split calls that got slices of what a call before has left in the module."""
+    continued: Counter[Sizes] = field(default_factory=Counter)
+    """The split calls that got slices of what a call before has left in the module, by their sizes."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""

@@ -48,7 +48,7 @@ from samestep.autopilot.split.call_plans import (
     continues,
     outcome,
 )
-from samestep.autopilot.split.call_signatures import CallSignatures, Signature
+from samestep.autopilot.split.call_signatures import CallSignatures, Signature, sizes_of
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized, unfollowed
 from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
@@ -396,7 +396,7 @@ class MainCalls:
         held = HeldTensors(module, (value for _, value in state[0].values) if saved is None else ())
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
-        if is_compared or self._is_first_to_continue(calls, module, plan, total):
+        if is_compared or self._is_first_to_continue(call, calls, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
@@ -449,13 +449,14 @@ class MainCalls:
         decide(why, in_parts=may_call_parts(module))
 
     def _is_first_to_continue(
-        self, calls: SignatureCalls, module: nn.Module, plan: SplitPlan, total: int
+        self, call: ModuleCall, calls: SignatureCalls, plan: SplitPlan, total: int
     ) -> bool:
-        """Return whether a call is compared as it gets slices of a state: the first, and ever fewer later."""
-        if self._options.check_every == 0 or not plan.sides or not continues(module, plan, total):
+        """Return whether a call is compared as it gets slices of state: the first of a size, few later."""
+        if self._options.check_every == 0 or not plan.sides or not continues(call.module, plan, total):
             return False
-        calls.continued += 1
-        return calls.continued.bit_count() == 1
+        sizes = sizes_of(call.arguments)
+        calls.continued[sizes] += 1
+        return calls.continued[sizes].bit_count() == 1
 
     def _undo(self, attempt: Attempt, held: HeldTensors) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
