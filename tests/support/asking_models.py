@@ -92,16 +92,17 @@ CHANGES = [
 """What a forward asks, and what lets the answer be another one."""
 
 
-def changed_later(asked, change):
+def changed_later(asked, change, *, compiled=False):
     """Return the losses of a training in which a script changes what a model holds."""
     torch.manual_seed(0)
     model = Asks(asked)
+    call = torch.compile(model, backend="eager") if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for number in range(6):
         if number == 3:
             change(model)
-        loss = F.cross_entropy(model(drawn(7, 4, seed=number)), labels(7, seed=number))
+        loss = F.cross_entropy(call(drawn(7, 4, seed=number)), labels(7, seed=number))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

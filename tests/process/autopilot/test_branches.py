@@ -82,3 +82,9 @@ def test_a_branch_on_the_size_of_a_kept_state_has_the_result_of_one_worker(compa
         asking_models.of_sizes, asking_models.is_of_nine, sizes, asking_models.AsksForState
     )
     assert split >= 4, lines
+
+
+def test_a_branch_of_compiled_code_on_what_a_module_holds_has_the_result_of_one_worker(compared):
+    work = partial(asking_models.changed_later, compiled=True)
+    split, _, lines = compared(work, asking_models.has_mean, asking_models.set_mean)
+    assert split == 3, lines

@@ -396,6 +396,7 @@ class MainCalls:
         held = HeldTensors(module, (value for _, value in state[0].values) if saved is None else ())
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), state[0], saved, numbered)
         comparison = None
+        is_compared |= plan.operations is None and self._may_differ(attempt, calls)
         if is_compared or self._is_first_to_continue(call, calls, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
@@ -423,6 +424,19 @@ class MainCalls:
         self._record(module, plan)
         self._short_calls.end(kind, module)
         return outputs
+
+    def _may_differ(self, attempt: Attempt, calls: SignatureCalls) -> bool:
+        """Return whether a call of compiled code is the first of its kind: its operations are not watched."""
+        (number, plan), call = attempt.plan, attempt.call
+        known = self.exchange.mirrored.get(call.module)
+        if self._options.check_every == 0:
+            return False
+        if known is None or not calls.has_split(call.arguments, number, known.number):
+            return True
+        try:
+            return not known.serves(MirrorState.now(call.module, attempt.reach), rewrites=plan.rewrites)
+        except MirrorError:  # it cannot be sent either
+            return False
 
     def _changes(self, module: nn.Module, plan: SplitPlan) -> bool:
         """Return whether a call changes more than batch norm does, or may do so in a new branch."""
