@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
+from support import asking_models, reading_models
 from support import branching_models as models
-from support import reading_models
 from support.script_runner import ALL_SPLIT
 from support.split_check_models import parts_on_workers
 
@@ -60,3 +60,31 @@ def test_a_loop_to_a_number_of_the_samples_is_split(compared):
 def test_a_call_that_asks_whether_its_input_is_a_parameter_has_the_result_of_one_worker(compared):
     split, unsplit, lines = compared(reading_models.of_parameter)
     assert (split, unsplit) == (0, 3), lines
+
+
+@pytest.mark.parametrize(
+    ("asked", "change"), asking_models.CHANGES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_branch_on_what_a_module_holds_has_the_result_of_one_worker_after_a_change(compared, asked, change):
+    split, unsplit, lines = compared(asking_models.changed_later, asked, change)
+    assert (split, unsplit) == (3, 3), lines
+
+
+@pytest.mark.parametrize(("asked", "sizes"), asking_models.SIZES, ids=["of rows", "of all samples"])
+def test_a_branch_on_a_size_that_no_check_has_had_has_the_result_of_one_worker(compared, asked, sizes):
+    split, unsplit, lines = compared(asking_models.of_sizes, asked, sizes)
+    assert unsplit < split, lines
+
+
+def test_a_branch_on_the_size_of_a_kept_state_has_the_result_of_one_worker(compared):
+    sizes = [(7, 3)] * 6 + [(9, 3)] * 4
+    split, _, lines = compared(
+        asking_models.of_sizes, asking_models.is_of_nine, sizes, asking_models.AsksForState
+    )
+    assert split >= 4, lines
+
+
+def test_a_branch_of_compiled_code_on_what_a_module_holds_has_the_result_of_one_worker(compared):
+    work = partial(asking_models.changed_later, compiled=True)
+    split, _, lines = compared(work, asking_models.has_mean, asking_models.set_mean)
+    assert split == 3, lines

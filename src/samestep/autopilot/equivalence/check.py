@@ -312,6 +312,7 @@ class EquivalenceCheck:
             rewrites=whole.rewrites,
             reads_late=self._reads_late,
             operations=result.operations,
+            watches_operations=self._comparison.reads.are_of_others,
         )
 
     def _possible_ways(self, arguments: CallArguments) -> Iterator[Dims]:

@@ -248,6 +248,7 @@ class SplitComparison:
             return SHARES
         if mode is not None and not self.agreed(not unknown):
             return _with_draws(UNPLANNED_DRAWS, unknown)
+        self.reads.are_of_others |= whole.reads.are_of_others or reads.found.are_of_others
         if whole.reads.values:  # equal on all ranks
             self.reads.add(whole.reads, self._world.all_gather_objects(reads.found))
         gatherings, result = compared

@@ -10,7 +10,7 @@ A long check is continued by the next calls, which are computed unsplit. A signa
 size of a batch that it has not had; what failed once stays unsplit.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,8 +121,12 @@ class SignatureCalls:
     is_refuted: bool = False
     """Whether a split call gave another result than an unsplit one, which no check has seen or will see."""
     _last: NumberedPlan | None = None
-    continued: int = 0
-    """The split calls that got slices of what a call before has left in the module."""
+    followed: set[Sizes] = field(default_factory=set)
+    """The sizes of the calls that have been split without a branch that no check has taken."""
+    mirrors: dict[int, int] = field(default_factory=dict)
+    """The number of the mirror that each plan was last used or found with, by the number of the plan."""
+    continued: Counter[Sizes] = field(default_factory=Counter)
+    """The split calls that got slices of what a call before has left in the module, by their sizes."""
     splits: int = 0
     losses: int = 0
     """The calls that were split, and those during which a helper was lost."""
@@ -154,6 +158,15 @@ class SignatureCalls:
     def plan_of(self, arguments: CallArguments) -> NumberedPlan | None:
         """Return the plan of a call: that of its size, or else the last one; None if it is unsplit."""
         return None if self.plan is None else self.plans.get(sizes_of(arguments), self._last)
+
+    def note_split(self, arguments: CallArguments, plan: int, mirror: int) -> None:
+        """Note that a call has been split as in its check, by the number of a plan and that of a mirror."""
+        self.followed.add(sizes_of(arguments))
+        self.mirrors[plan] = mirror
+
+    def has_split(self, arguments: CallArguments, plan: int, mirror: int) -> bool:
+        """Return whether calls of these sizes, and by this plan with this mirror, have been split before."""
+        return sizes_of(arguments) in self.followed and self.mirrors.get(plan) == mirror
 
     def forget_sizes(self) -> None:
         """Check the next calls of all sizes."""

@@ -48,7 +48,7 @@ from samestep.autopilot.split.call_plans import (
     continues,
     outcome,
 )
-from samestep.autopilot.split.call_signatures import CallSignatures, Signature
+from samestep.autopilot.split.call_signatures import CallSignatures, Signature, sizes_of
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized, unfollowed
 from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
@@ -189,7 +189,7 @@ class MainCalls:
             return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(arguments):
             return self._unsplit(call, calls.sizes.why(arguments, calls.why), in_parts=calls.splits_parts)
-        is_due = self._is_comparison_due(module, plain)
+        is_due = self._is_comparison_due(call, plain, signature)
         outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
         if is_checked:
             self._leave_out_own_changes(module, plain, signature)
@@ -218,11 +218,13 @@ class MainCalls:
         total = None if calls.plan is None else arguments.total(dims) or 0
         return calls.sizes.are_checked(arguments, total, self._size, dims, have_one_way=calls.have_one_way)
 
-    def _is_comparison_due(self, module: nn.Module, plain: Attributes) -> bool:
+    def _is_comparison_due(self, call: ModuleCall, plain: Attributes, signature: Signature) -> bool:
         """Return whether samples of a split call are compared with those of an unsplit one."""
-        is_new = self._options.check_every != 0 and self._signatures.counts_to_new_interval(module, plain)
+        module, signatures = call.module, self._signatures
         is_due = self._schedule.is_due(module, grad=torch.is_grad_enabled())
-        return is_new or is_due
+        has_new_sizes = signatures.have_sizes_of_new_interval(module, call.arguments, signature)
+        is_new = signatures.counts_to_new_interval(module, plain) or has_new_sizes
+        return is_due or (is_new and self._options.check_every != 0)
 
     def _unsplit_beside(
         self, call: ModuleCall, checking: Checking, plain: Attributes, signature: Signature
@@ -327,6 +329,7 @@ class MainCalls:
             calls.fail_check(checking, verdict.trace.explained(verdict.why), arguments, in_parts=in_parts)
         else:
             calls.pass_check(checking, verdict.plan, arguments, self._size)
+            calls.note_split(arguments, checking.number, self.exchange.mirrored[module].number)
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
@@ -395,11 +398,12 @@ class MainCalls:
             call, carried, left, modes, RngState.now(self.device), state[0], saved, held, numbered
         )
         comparison = None
-        if is_compared or self._is_first_to_continue(calls, module, plan, total):
+        is_compared |= plan.operations is None and self._may_differ(attempt, calls)
+        if is_compared or self._is_first_to_continue(call, calls, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open():
-            result = self._attempted(attempt)
+            result = self._attempted(attempt, calls)
         if isinstance(result, CallResult):
             result = self._surprise(attempt, (*plan.sides, *carried)) or result
         if comparison is not None and isinstance(result, CallResult):
@@ -414,6 +418,8 @@ class MainCalls:
         place = self._account.place_of(module)
         self._account.split[place] += 1
         calls.splits += 1
+        assert attempt.mirror is not None
+        calls.note_split(arguments, numbered[0], attempt.mirror.number)
         if kind.grad:
             self._account.steps.note_call(place, is_split=True)
         outputs = self._outputs(attempt, calls, result)
@@ -421,9 +427,22 @@ class MainCalls:
         self._short_calls.end(kind, module)
         return outputs
 
+    def _may_differ(self, attempt: Attempt, calls: SignatureCalls) -> bool:
+        """Return whether a call of compiled code is the first of its kind: its operations are not watched."""
+        (number, plan), call = attempt.plan, attempt.call
+        known = self.exchange.mirrored.get(call.module)
+        if self._options.check_every == 0:
+            return False
+        if known is None or not calls.has_split(call.arguments, number, known.number):
+            return True
+        try:
+            return not known.serves(MirrorState.now(call.module, attempt.reach), rewrites=plan.rewrites)
+        except MirrorError:  # it cannot be sent either
+            return False
+
     def _changes(self, module: nn.Module, plan: SplitPlan) -> bool:
         """Return whether a call changes more than batch norm does, or may do so in a new branch."""
-        of_plan = plan.sides or plan.rewrites or plan.reads_late
+        of_plan = plan.sides or plan.rewrites or plan.reads_late or plan.watches_operations
         return bool(of_plan) or self._signatures.may_branch_anew(module)
 
     def _surprise(self, attempt: Attempt, expected: Sequence[SideOutput]) -> str:
@@ -446,13 +465,14 @@ class MainCalls:
         decide(why, in_parts=may_call_parts(module))
 
     def _is_first_to_continue(
-        self, calls: SignatureCalls, module: nn.Module, plan: SplitPlan, total: int
+        self, call: ModuleCall, calls: SignatureCalls, plan: SplitPlan, total: int
     ) -> bool:
-        """Return whether a call is compared as it gets slices of a state: the first, and ever fewer later."""
-        if self._options.check_every == 0 or not plan.sides or not continues(module, plan, total):
+        """Return whether a call is compared as it gets slices of state: the first of a size, few later."""
+        if self._options.check_every == 0 or not plan.sides or not continues(call.module, plan, total):
             return False
-        calls.continued += 1
-        return calls.continued.bit_count() == 1
+        sizes = sizes_of(call.arguments)
+        calls.continued[sizes] += 1
+        return calls.continued[sizes].bit_count() == 1
 
     def _undo(self, attempt: Attempt) -> None:
         """Make the module and the generators as they were before a call that was split in vain."""
@@ -461,15 +481,29 @@ class MainCalls:
         attempt.restore()
         attempt.streams.restore()
 
-    def _attempted(self, attempt: Attempt) -> CallResult | str:
+    def _watched(self, attempt: Attempt, calls: SignatureCalls) -> SplitPlan:
+        """Return the plan of a call, whose operations are watched if it may take a branch of no check.
+
+        A forward may ask for a size, and for anything of what a module holds: the form of a weight, whether
+        a buffer is None, or two layers are one. Whatever of this has changed, the module's mirror is a new
+        one.
+        """
+        (number, plan), module = attempt.plan, attempt.call.module
+        assert attempt.mirror is not None
+        has_split = calls.has_split(attempt.call.arguments, number, attempt.mirror.number)
+        if has_split and not self._signatures.may_branch_anew(module):
+            return plan
+        if attempt.saved is None:
+            attempt.saved = SavedState(module)
+        return replace(plan, watches_operations=True)
+
+    def _attempted(self, attempt: Attempt, calls: SignatureCalls) -> CallResult | str:
         """Return the results of a split call, or why there are none.
 
         Raises:
             Exception: what a handler of a signal has raised meanwhile.
         """
-        call, (_, plan) = attempt.call, attempt.plan
-        if self._signatures.may_branch_anew(call.module):
-            plan = replace(plan, watches_operations=True)
+        call = attempt.call
         try:
             attempt.number = self.exchange.send_call(attempt)
             mirror = self.exchange.mirrored[call.module]
@@ -481,6 +515,7 @@ class MainCalls:
             return str(error) if isinstance(error, MirrorError) else f"it cannot be sent ({error!r})"
         try:
             self._helpers.share_cores()
+            plan = self._watched(attempt, calls)
             with without_stdout() as printed:
                 result = self._slices.call(
                     *(plan, call.forward, call.module, mirror.weights, call.arguments),

@@ -331,7 +331,8 @@ class SplitPlan:
     operations: Set[Operation] | None = None
     """The operations of this rank's slices in the checks; None if they are those of compiled code."""
     watches_operations: bool = False
-    """Whether a number has a value that no check has had, so that forward may take another branch."""
+    """Whether forward may take a branch that no check has taken: on a number of a tensor that it holds, or in
+    this call, as a number or the module itself is as in no check."""
 
     def way(self) -> tuple[Any, ...]:
         """Return what plans have in common that split calls in the same way."""

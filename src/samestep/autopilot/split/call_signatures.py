@@ -111,6 +111,8 @@ class _States:
     """Whether the last call's numbers are others than those of all checks."""
     counted: set[Any] = field(default_factory=set)
     """The intervals of the attributes that calls change, in which a call was compared."""
+    sizes: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
+    """The intervals of the sizes of calls, by the form of these."""
 
 
 class CallSignatures:
@@ -208,6 +210,21 @@ class CallSignatures:
         places = {(key, states.intervals.of(value + step)) for key, value in values for step in (0, 1)}
         is_new = not places <= states.counted
         states.counted |= places
+        return is_new
+
+    def have_sizes_of_new_interval(
+        self, module: nn.Module, arguments: CallArguments, signature: Signature
+    ) -> bool:
+        """Return whether sizes of a call lie in other intervals between the module's constants than before.
+
+        A forward may branch on the number of all samples, which no slice has.
+        """
+        states = self._modules[module]
+        known = states.sizes[signature[0]]
+        place = None if states.intervals is None else states.intervals.of(sizes_of(arguments))
+        is_new = place not in known and len(known) < MOST_INTERVALS
+        if is_new:
+            known.add(place)
         return is_new
 
 

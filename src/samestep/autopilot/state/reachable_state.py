@@ -454,12 +454,16 @@ def forget_classes() -> None:
 
 
 def constants_of(module: nn.Module) -> set[Any]:
-    """Return the numbers and texts in the code that the forward of a module runs."""
-    kinds: set[Any] = {type(part) for part in modules_of(module)}
-    users = (kind for kind in kinds if not kind.__module__.startswith("torch."))
-    return {
-        value for kind in users for function in _code_of(kind) for value in _constants_in(function.__code__)
-    }
+    """Return the numbers and texts in the code that the forward of a module may run."""
+    functions = chain(functions_of(module), _functions_beside((value for _, value in reached(module))))
+    return {value for function in functions for value in _constants_in(function.__code__)}
+
+
+def _functions_beside(values: Iterable[Any]) -> tuple[FunctionType, ...]:
+    """Return the user-defined functions of objects, and those that are values, with those that they call."""
+    pairs: Iterator[tuple[Any, Any]] = ((type(value), value) for value in values)
+    codes = (_code_of(kind) if is_record(value) else functions_in(value) for kind, value in pairs)
+    return _with_called(chain.from_iterable(codes))
 
 
 def names_in_code(module: nn.Module) -> set[Any]:
@@ -570,11 +574,8 @@ def functions_of_calls(module: nn.Module) -> list[FunctionType]:
     owners = [owner for kind in _classes_in(module) for owner in kind.__mro__]
     fields = [field for owner in owners for field in [*vars(owner).items()]]
     methods = {id(member) for _, member in fields}
-    beside: list[tuple[Any, Any]] = [
-        (type(value), value) for _, value in reached(module) if id(value) not in methods
-    ]
-    codes = (_code_of(kind) if is_record(value) else functions_in(value) for kind, value in beside)
-    names = {"forward", *names_in(_with_called(chain.from_iterable(codes)))}
+    beside = _functions_beside(value for _, value in reached(module) if id(value) not in methods)
+    names = {"forward", *names_in(beside)}
     members = [(name, _with_called(functions_in(member))) for name, member in fields]
     run: list[FunctionType] = []
     while waiting := [functions for name, functions in members if name[:2] == "__" or name in names]:

@@ -55,6 +55,8 @@ class Reads:
     """The values that were read, and the results of comparisons, by their place."""
     stems: dict[Site, Stems] = field(default_factory=dict)
     """Of each comparison the reads from which its numbers stem."""
+    are_of_others: bool = False
+    """Whether forward reads numbers of other tensors, too, such as weights, on which it may branch later."""
 
     def add(self, site: Site, value: Any) -> None:
         """Add a value."""
@@ -71,6 +73,7 @@ _READING = frozenset(
         *("equal", "allclose", "is_nonzero"),
     }
 )
+_READING_OTHERS = _READING | {"numpy", "__array__"}
 _TORCH = str(FilePath(torch.__file__).parent)
 _PASSING = (f"{_TORCH}/overrides.py", f"{_TORCH}/_tensor.py", __file__)
 """Code between the reading code and this module."""
@@ -114,6 +117,8 @@ class SampleReads(TorchFunctionMode):
             if tensors and _writes(func):
                 self._of_samples[tensors[0]] = True
             self.follow(tensor for _, tensor in leaves(result))
+        elif tensors and getattr(func, "__name__", "") in _READING_OTHERS and _site(_READ) is not None:
+            self.found.are_of_others = True
         return result
 
     def _recorded(self, value: float, name: str) -> Any:
@@ -282,6 +287,8 @@ class ReadRecord:
         """The places with other values than one for each sample."""
         self._values: dict[Site, list[Any]] = {}
         self._stems: dict[Site, Stems] = {}
+        self.are_of_others = False
+        """Whether forward reads numbers that are not of its samples."""
 
     def add(self, whole: Reads, parts: Sequence[Reads]) -> None:
         """Add the reads of an unsplit call and of all slices, which gave the same results.
