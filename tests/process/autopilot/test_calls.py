@@ -381,6 +381,34 @@ def test_a_state_is_not_split_if_its_rows_are_compared(trained, make):
     assert (split, unsplit) == (1, 3)
 
 
+class AddsLastIfAny(Net):
+    """Goes on from the hidden state of its last call; the first call has none, and branches."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        self.last = h.detach() if self.last is None else torch.lerp(h, self.last, 0.5).detach()
+        return self.two(h + self.last)
+
+
+class AddsLast(AddsLastIfAny):
+    """Has a hidden state of as many samples before its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.ones(7, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("make", "expected"), [(AddsLast, (4, 0)), (AddsLastIfAny, (3, 1))])
+def test_a_check_gives_slices_of_the_state_that_earlier_calls_have_left(trained, make, expected):
+    """Catches a check that gives all rows to each slice, which then raises: calls stayed unsplit."""
+    split, unsplit, _ = trained(make, plain)
+    assert (split, unsplit) == expected
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)

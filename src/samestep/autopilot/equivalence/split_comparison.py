@@ -33,6 +33,7 @@ from samestep.autopilot.split.call_plans import (
     gatherings_for,
     kind_of,
     outcome,
+    slice_unknown_state,
     with_samples,
 )
 from samestep.autopilot.split.gradients import training_nothing
@@ -228,6 +229,7 @@ class SplitComparison:
                     recorder if mode is None and is_watched else nullcontext(),
                 ):
                     part = arguments.sliced(split, dims)
+                    continued = slice_unknown_state(self.module, whole.sides, split)
                     if precise is None:
                         beside = tensors_beside(self.module, part, arguments, dims, run.before.left())
                     reads.follow(part.samples(dims))
@@ -240,7 +242,7 @@ class SplitComparison:
             views: Mapping[Path, View] | None = {}
             if precise is None:
                 views = views_in(dict(leaves(outcome(self.module, outputs, whole.sides))), beside)
-            compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
+            compared = self._compared(run, whole, outputs, split, continued, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
         if isinstance(compared, str):
             return _with_draws(compared, unknown)
@@ -257,7 +259,14 @@ class SplitComparison:
         return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views), operations)
 
     def _compared(
-        self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
+        self,
+        run: ModuleRun,
+        whole: UnsplitCall,
+        outputs: Any,
+        split: BatchSplit,
+        continued: Mapping[Path, Gathering],
+        *,
+        keeps: bool,
     ) -> tuple[Mapping[Path, Gathering], Any] | str:
         value = outcome(self.module, outputs, whole.sides)
         parts = dict(leaves(value))
@@ -268,7 +277,8 @@ class SplitComparison:
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
+            kind = continued.get(path)
+            gathered = self._gatherings_of(path, whole, part, split, kind, all_of_them=keeps)
             if not gathered:
                 self.lacks_gathering = True
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
@@ -327,11 +337,21 @@ class SplitComparison:
         return next(iter(of_values), ""), next(iter(of_state), "")
 
     def _gatherings_of(
-        self, path: Path, whole: UnsplitCall, part: Tensor, split: BatchSplit, *, all_of_them: bool
+        self,
+        path: Path,
+        whole: UnsplitCall,
+        part: Tensor,
+        split: BatchSplit,
+        kind: Gathering | None,
+        *,
+        all_of_them: bool,
     ) -> list[tuple[Gathering, Tensor]]:
-        """Return the ways to gather an output that give the unsplit one, with their results: one, or all."""
+        """Return the ways to gather an output that give the unsplit one, with their results: one, or all.
+
+        Of a state that was sliced, only ways of the kind by which it was.
+        """
         output = whole.outputs[path]
-        possible = list(gatherings_for(output, part, split))
+        possible = [way for way in gatherings_for(output, part, split) if kind in (None, kind_of(way))]
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
             possible = [gathering for gathering in possible if kind_of(gathering) in map(kind_of, allowed)]

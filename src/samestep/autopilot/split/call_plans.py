@@ -5,7 +5,7 @@ gathered after a call, like its outputs, and sliced before the next call, which 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -439,6 +439,35 @@ def slice_side_outputs(
         dim, every = _rows_of_state(tensor, gatherings.get(path), split.total)
         return split.sliced(tensor, dim, every=every) if every else tensor
 
+    _replace_side_outputs(module, sides, sliced)
+
+
+def slice_unknown_state(
+    module: nn.Module, sides: Iterable[SideOutput], split: BatchSplit
+) -> dict[Path, ConcatenatedOutput]:
+    """Replace the side outputs that an earlier call seems to have left for each sample by this rank's slices.
+
+    No call has been split yet, so the dimension of the samples is the first that has as many rows.
+
+    Returns:
+        The kinds of gathering by which a plan slices this state in the same way.
+    """
+    ways: dict[Path, ConcatenatedOutput] = {}
+
+    def sliced(path: Path, tensor: Tensor) -> Tensor:
+        dim = next((dim for dim, size in enumerate(tensor.shape) if size == split.total), None)
+        if dim is None:
+            return tensor
+        ways[path] = ConcatenatedOutput(dim, ())
+        return split.sliced(tensor, dim)
+
+    _replace_side_outputs(module, sides, sliced)
+    return ways
+
+
+def _replace_side_outputs(
+    module: nn.Module, sides: Iterable[SideOutput], sliced: Callable[[Path, Tensor], Tensor]
+) -> None:
     _, left = outcome(module, None, sides)
     _, own_left = mapped((None, left), sliced)
     assign_side_outputs(module, own_left)
@@ -455,8 +484,7 @@ def _rows_of_state(tensor: Tensor, gathering: Gathering | None, total: int) -> t
 def continues(module: nn.Module, plan: SplitPlan, total: int) -> bool:
     """Return whether a call of `total` samples gets slices of what the module holds: of its side outputs.
 
-    An equivalence check has not sliced them: it does not know them before a call, and its batches have other
-    sizes.
+    An equivalence check has sliced what was left before it at most, which may be nothing, or zeros.
     """
     _, left = outcome(module, None, plan.sides)
     return any(
