@@ -133,6 +133,20 @@ class SplitResult:
     """The operations of this rank's slices so far; None if they are those of compiled code."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A way to split a call."""
+
+    arguments: CallArguments
+    dims: Dims
+    split: BatchSplit
+    mode: InferredDraws | None
+    """How random numbers are drawn; None if the call draws none."""
+    precise: AbstractContextManager[Any] | None
+    slices_state: bool
+    """Whether slices go on from slices of what an earlier call has left, or from all of it."""
+
+
 class SplitComparison:
     """Compares split calls of one module with unsplit ones; all ranks get the same result."""
 
@@ -143,6 +157,8 @@ class SplitComparison:
         self._gatherings: dict[Path, Sequence[Gathering]] | None = None
         """The ways to gather outputs that passed earlier comparisons; None for all."""
 
+        self._continued: Mapping[Path, Gathering] = {}
+        """The kinds of gathering of the state that the last split call went on from in slices."""
         self._inner: bool | None = None
         """Whether samples vary faster than positions in flattened draws; None if unknown."""
         self._operations: set[Operation] = set()
@@ -185,9 +201,14 @@ class SplitComparison:
         draws = not run.drawn.same(whole.drawn)
         why: str | SplitResult = ""
         for inner in (False, True) if self._inner is None else (self._inner,):
-            mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
-            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                why = self._one_split(run, arguments, dims, whole, split, mode, precise)
+            for slices_state in True, False:
+                mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
+                with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+                    attempt = _Attempt(arguments, dims, split, mode, precise, slices_state)
+                    why = self._one_split(run, whole, attempt)
+                if isinstance(why, SplitResult) or self.agreed(not self._continued):
+                    break
+                run.restore()
             if mode is None:
                 break
             # A rank whose slice has failed may not have come to its flattened draws.
@@ -199,21 +220,15 @@ class SplitComparison:
             run.restore()
         return why
 
-    def _one_split(
-        self,
-        run: ModuleRun,
-        arguments: CallArguments,
-        dims: Dims,
-        whole: UnsplitCall,
-        split: BatchSplit,
-        mode: InferredDraws | None,
-        precise: AbstractContextManager[Any] | None,
-    ) -> SplitResult | str:
+    def _one_split(self, run: ModuleRun, whole: UnsplitCall, attempt: _Attempt) -> SplitResult | str:
+        arguments, dims, split = attempt.arguments, attempt.dims, attempt.split
+        mode, precise = attempt.mode, attempt.precise
         # Compiled code is not observed: the disturbed calls have run it eagerly.
         is_watched = precise is not None or not is_compiled(self.module)
         outputs, beside = None, list[tuple[Tensor, Tensor]]()
         reads = SampleReads(watches=precise is not None)  # the script may get these results
         checked = CheckedPositions() if is_watched else nullcontext()
+        self._continued = {}
         recorder = OperationRecorder() if mode is None else mode
         # An output may be a sum or a mean over samples if no dimension holds them.
         shapes = [tensor.shape for tensor in whole.outputs.values()]
@@ -229,7 +244,8 @@ class SplitComparison:
                     recorder if mode is None and is_watched else nullcontext(),
                 ):
                     part = arguments.sliced(split, dims)
-                    continued = slice_unknown_state(self.module, whole.sides, split)
+                    if attempt.slices_state:
+                        self._continued = slice_unknown_state(self.module, whole.sides, split)
                     if precise is None:
                         beside = tensors_beside(self.module, part, arguments, dims, run.before.left())
                     reads.follow(part.samples(dims))
@@ -242,7 +258,7 @@ class SplitComparison:
             views: Mapping[Path, View] | None = {}
             if precise is None:
                 views = views_in(dict(leaves(outcome(self.module, outputs, whole.sides))), beside)
-            compared = self._compared(run, whole, outputs, split, continued, keeps=precise is not None)
+            compared = self._compared(run, whole, outputs, split, keeps=precise is not None)
         unknown = frozenset() if mode is None else frozenset(mode.unknown)
         if isinstance(compared, str):
             return _with_draws(compared, unknown)
@@ -259,14 +275,7 @@ class SplitComparison:
         return SplitResult(gatherings, result, None if mode is None else mode.plan(), bool(views), operations)
 
     def _compared(
-        self,
-        run: ModuleRun,
-        whole: UnsplitCall,
-        outputs: Any,
-        split: BatchSplit,
-        continued: Mapping[Path, Gathering],
-        *,
-        keeps: bool,
+        self, run: ModuleRun, whole: UnsplitCall, outputs: Any, split: BatchSplit, *, keeps: bool
     ) -> tuple[Mapping[Path, Gathering], Any] | str:
         value = outcome(self.module, outputs, whole.sides)
         parts = dict(leaves(value))
@@ -277,8 +286,7 @@ class SplitComparison:
         together: dict[Path, Tensor] = {}
         left: dict[Path, Sequence[Gathering]] = {}
         for path, part in parts.items():
-            kind = continued.get(path)
-            gathered = self._gatherings_of(path, whole, part, split, kind, all_of_them=keeps)
+            gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
             if not gathered:
                 self.lacks_gathering = True
                 return f"its output{text(path[1:])} {NOT_GATHERED}"
@@ -337,20 +345,13 @@ class SplitComparison:
         return next(iter(of_values), ""), next(iter(of_state), "")
 
     def _gatherings_of(
-        self,
-        path: Path,
-        whole: UnsplitCall,
-        part: Tensor,
-        split: BatchSplit,
-        kind: Gathering | None,
-        *,
-        all_of_them: bool,
+        self, path: Path, whole: UnsplitCall, part: Tensor, split: BatchSplit, *, all_of_them: bool
     ) -> list[tuple[Gathering, Tensor]]:
         """Return the ways to gather an output that give the unsplit one, with their results: one, or all.
 
         Of a state that was sliced, only ways of the kind by which it was.
         """
-        output = whole.outputs[path]
+        output, kind = whole.outputs[path], self._continued.get(path)
         possible = [way for way in gatherings_for(output, part, split) if kind in (None, kind_of(way))]
         if self._gatherings is not None:
             allowed = self._gatherings.get(path, ())
