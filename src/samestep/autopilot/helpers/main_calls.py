@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -353,10 +354,12 @@ class MainCalls:
                     begins=begins,
                     pace=pace,
                 )
-            except (PeerLost, DeviceFailed):
+            except PeerLost:
                 raise
             except Exception as error:
-                if is_of_signal(error):
+                with suppress(OtherRankFailedError):
+                    self._slices.world.fail()
+                if isinstance(error, DeviceFailed) or is_of_signal(error):
                     raise
                 verdict = Verdict(None, why=f"it cannot be checked ({in_one_line(error)})")
             if error_there := self._helpers.line.collect():

@@ -1,0 +1,97 @@
+"""Ranks that come to different places of a check or of a call leave it at once, and no rank waits."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from samestep.autopilot.once_script import script_with_helpers
+from support.helper_processes import helpers_of_this_process
+from support.script_runner import ALL_SPLIT
+
+STEPS, TOTAL = 5, 9
+
+
+class Normed(nn.Module):
+    """Normalizes the batch, over all slices."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+        self.body, self.norm = nn.Linear(4, 6).double(), nn.BatchNorm1d(6).double()
+
+    def forward(self, x):
+        if len(x) in (2, 4) and os.path.exists(self.path):  # the slice of rank 1, in a check and in a call
+            raise IndexError
+        return self.normed(torch.tanh(self.body(x)))
+
+    def normed(self, x):
+        return self.norm(x)
+
+
+class Wrapping(Normed):
+    """Raises another error where a slice cannot be normalized."""
+
+    def normed(self, x):
+        try:
+            return self.norm(x)
+        except Exception as error:
+            raise ValueError("not normalized") from error
+
+
+class Swallowing(Normed):
+    """Goes on where a slice cannot be normalized."""
+
+    def normed(self, x):
+        try:
+            return self.norm(x)
+        except Exception:  # noqa: BLE001 - as a script may do
+            return x
+
+
+def holding_its_state(model):
+    object.__setattr__(model, "best", model.state_dict())
+
+
+def failing_for_a_slice(model):
+    Path(model.path).touch()  # which no check of its state sees
+
+
+def trained(make, path, change, at):
+    torch.manual_seed(2)
+    model, found = make(path), []
+    for number in range(STEPS):
+        x = torch.randn(TOTAL, 4).double()
+        if number == at:
+            change(model)
+        loss = model(x).sin().square().mean()
+        model.zero_grad()
+        loss.backward()
+        found += [loss.item(), model.body.weight.grad.norm().item(), model.norm.running_var.sum().item()]
+    return found
+
+
+def with_helpers(_, *work):
+    """Return the results, whether a helper was lost, and the report."""
+    with script_with_helpers(2, ALL_SPLIT, forks=True, timeout_s=5) as account:
+        before = helpers_of_this_process()
+        found = trained(*work)
+        is_lost = helpers_of_this_process() != before
+    return found, is_lost, account.lines()
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "at"),
+    [
+        (Normed, holding_its_state, 2),
+        *((make, failing_for_a_slice, at) for make in (Wrapping, Swallowing) for at in (0, 3)),
+    ],
+)
+def test_no_rank_waits_for_one_that_has_left(processes, tmp_path, make, change, at):
+    """Only this finds a rank that goes into one more collective after it has learned of that."""
+    work = make, str(tmp_path / "failing"), change, at
+    ((found, is_lost, lines),) = processes.run(with_helpers, 1, *work)
+    assert not is_lost, lines
+    assert found == pytest.approx(trained(*work), rel=0, abs=1e-12)
