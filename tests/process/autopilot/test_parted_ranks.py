@@ -1,6 +1,8 @@
 """Ranks that come to different places of a check or of a call leave it at once, and no rank waits."""
 
+import os
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -100,3 +102,33 @@ def test_a_model_that_holds_its_own_state_again_is_split(processes):
     assert not is_lost
     assert found == pytest.approx(trained(*work), rel=0, abs=1e-12)
     assert not [line for line in lines if "unsplit" in line], lines
+
+
+def failing_before_a_check(_, target, on_main):
+    """Return what `with_helpers` does where a function that checks begin with fails on one rank."""
+    main, original = os.getpid(), resolve_name(target)
+
+    def function(*args, **kwargs):
+        if (os.getpid() == main) == on_main:
+            raise LookupError(target)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, function)
+        return with_helpers(None, Normed, "no-file", lambda _: None, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_main"),
+    [
+        ("surroundings.Surroundings.entered", False),
+        ("slices._without_graphs", False),
+        ("slices._without_graphs", True),
+    ],
+)
+def test_a_rank_that_fails_before_its_first_collective_ends_the_check_of_all(processes, name, on_main):
+    """Only this finds ranks that wait for one whose modes or memory did not let it begin."""
+    target = f"samestep.autopilot.helpers.{name}"
+    ((_, is_lost, lines),) = processes.run(failing_before_a_check, 1, target, on_main)
+    assert not is_lost
+    assert any("it cannot be checked (LookupError" in line for line in lines), lines
