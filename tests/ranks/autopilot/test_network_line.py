@@ -200,6 +200,10 @@ def test_a_rank_that_fails_ends_the_collective_of_all(failing):
         team.all_reduce(total)
         with pytest.raises(OtherRankFailedError):
             team.fail() if world.place.rank == failing else team.all_reduce(torch.ones(3))
+        if world.place.rank == 0:
+            with pytest.raises(OtherRankFailedError):  # the others do not come any more
+                team.barrier()
+        team.step.begin()
         team.average_later(total).wait()  # all are in step again
         return total.tolist()
 

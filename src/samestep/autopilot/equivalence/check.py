@@ -70,6 +70,7 @@ _FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
 may limit large gradients of a weight, or drop small ones: guesses."""
 _ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
 """Reasons that hold for every way."""
+OTHER_ON_WORKERS = "its unsplit call is not the same on each worker"
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
     "torch.compile draws dropout for a slice differently than for the whole batch; without torch.compile "
@@ -145,6 +146,8 @@ class EquivalenceCheck:
         self._counters: list[Key] = []
         """The numbers with which the module counts its calls."""
         self._counting_tensors: list[str] = []
+        self._counts = False
+        """Whether the module counts its calls on any rank."""
         self._draws = False
         """Whether the module has drawn random numbers."""
         self._reads_late = False
@@ -295,9 +298,23 @@ class EquivalenceCheck:
         whole, failure = self._attempted(partial(self._call.run.recorded, self._call.arguments))
         if failure:
             return failure
-        if whole is None:
-            return COMPILED_DRAWS if is_compiled(self._call.module) else UNLIKE_DRAWS
-        return whole.writes or whole
+        unlike = COMPILED_DRAWS if is_compiled(self._call.module) else UNLIKE_DRAWS
+        why = self._reason_on_any_rank(self._call.run, whole, unlike if whole is None else whole.writes)
+        return why or whole or unlike
+
+    def _reason_on_any_rank(self, run: ModuleRun, whole: UnsplitCall | None, why: str) -> str:
+        """Return why an unsplit call is not split, on any rank; empty if it may be split.
+
+        Its results decide which collectives follow, and a mirror may not be as the module in all of them: a
+        tensor that the module holds in another's memory is one of its own there.
+        """
+        if not self._comparison.agreed(not why):
+            return next(filter(None, self._world.all_gather_objects(why)))
+        assert whole is not None
+        shapes = [tuple(output.shape) for output in whole.outputs.values()]
+        decisions = not run.drawn.same(whole.drawn), bool(whole.reads.values), shapes
+        is_same = self._comparison.are_same(decisions)
+        return "" if is_same else OTHER_ON_WORKERS
 
     def _plan(
         self, dims: Dims, whole: UnsplitCall, result: SplitResult, guards: Mapping[Site, Any]
@@ -307,9 +324,10 @@ class EquivalenceCheck:
             isinstance(gathering, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
             for path, gathering in result.gatherings.items()
         )
+        rewrites = not self._comparison.agreed(not whole.rewrites)  # calls then compare what they write
         return SplitPlan(
             *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
-            rewrites=whole.rewrites,
+            rewrites=rewrites,
             reads_late=self._reads_late,
             operations=result.operations,
             watches_operations=self._comparison.reads.are_of_others,
@@ -363,7 +381,7 @@ class EquivalenceCheck:
         empties = disturbance.emptying(self._call.arguments, dims, self._uses)
         further += [replace(how, empties=empty) for empty in empties]
         further += [replace(how, scale=scale) for scale in disturbance.SCALES]
-        if self._counters or self._counting_tensors:
+        if self._counts:
             further += [replace(how, counters=number) for number in disturbance.COUNTERS]
         self._pace.expect(first_s * len(further))
         for number, change in enumerate(further, 1):
@@ -459,11 +477,12 @@ class EquivalenceCheck:
             elsewhere = next(filter(None, self._world.all_gather_objects(failure)), "")
             return _Failed(failure or f"{elsewhere} on another worker")
         assert whole is not None
-        if whole.writes:
-            return whole.writes
         self._draws = not run.drawn.same(whole.drawn)
         self._counters = counters(run.left, whole.left)
         self._counting_tensors = run.before.counting_tensors()
+        if why := self._reason_on_any_rank(run, whole, whole.writes):
+            return why
+        self._counts = not self._comparison.agreed(not (self._counters or self._counting_tensors))
         run.restore()
         return self._other_split(run, arguments, dims, whole, expected, precise)
 

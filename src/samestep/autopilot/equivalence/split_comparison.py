@@ -412,14 +412,18 @@ class SplitComparison:
         self._world.all_reduce(flags, op="min")
         return [bool(flag) for flag in flags.tolist()]
 
-    def _on_all_ranks(self, values: Mapping[str, T]) -> list[T]:
-        """Return the values whose names all ranks have passed, in the same order on all ranks."""
-        digest = hashlib.blake2b(repr(list(values)).encode(), digest_size=_DIGEST).digest()
+    def are_same(self, value: Any) -> bool:
+        """Return whether all ranks have passed a value of the same text."""
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=_DIGEST).digest()
         number = float(int.from_bytes(digest, "big"))
         least = torch.tensor([number, -number], dtype=torch.float64, device=self._world.device)
         self._world.all_reduce(least, op="min")
         lowest, negative_of_highest = least.tolist()
-        if lowest == -negative_of_highest:
+        return bool(lowest == -negative_of_highest)
+
+    def _on_all_ranks(self, values: Mapping[str, T]) -> list[T]:
+        """Return the values whose names all ranks have passed, in the same order on all ranks."""
+        if self.are_same(list(values)):
             return list(values.values())
         first, *of_others = self._world.all_gather_objects(list(values))
         return [values[name] for name in first if all(name in names for names in of_others)]

@@ -61,6 +61,7 @@ class Exchange:
     def open(self) -> Iterator[None]:
         """Exchange messages with the helpers in the block; if it is interrupted, `recover` finds it."""
         self._is_interrupted = True
+        self._slices.world.step.begin()
         yield
         self._is_interrupted = False
 

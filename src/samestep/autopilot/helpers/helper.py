@@ -144,6 +144,7 @@ class Helper:
             PeerLost: the main rank has ended without a word, or another rank is lost.
         """
         while not isinstance(message := self.line.receive(), End):
+            self.slices.world.step.begin()
             for call in message.released:
                 self.slices.graphs.pop(call, None)
             if isinstance(message, (SplitCall, Backward)):
@@ -170,7 +171,7 @@ class Helper:
                 self.slices.world.fail()
 
     def _prepare(self, message: Message) -> None:
-        """Carry out a message that is answered."""
+        """Carry out a message that is answered; a check that fails here fails on all ranks."""
         error = ""
         try:
             if isinstance(message, NewMirror):
@@ -188,11 +189,14 @@ class Helper:
         except PeerLost:
             raise
         except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split
+            if isinstance(message, Check):
+                with suppress(OtherRankFailedError):
+                    self.slices.world.fail()
             error = f"{type(raised).__name__}: {raised}"
         self.line.answer(error)
 
     def _check(self, message: Check, mirror: Mirror) -> None:
-        arguments = self._copied_arguments(message)
+        arguments = message.received().changed(_copy)
         try:
             self.slices.check(
                 *(message.plan, nn.Module.__call__, mirror.module, arguments, message.declared),
@@ -200,15 +204,6 @@ class Helper:
             )
         finally:
             self.weights.forget_writes()  # those of a forward that averages its weights into a teacher's
-
-    def _copied_arguments(self, message: Check) -> CallArguments:
-        """Return the arguments of a call; if they cannot be made, its check fails on all ranks."""
-        try:
-            return message.received().changed(_copy)
-        except Exception:
-            with suppress(OtherRankFailedError):
-                self.slices.world.fail()
-            raise
 
     def _call(self, message: SplitCall) -> None:
         with self._called(message) as mirror:

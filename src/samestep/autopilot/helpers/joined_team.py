@@ -27,7 +27,7 @@ from torch import Tensor
 
 from samestep.autopilot.helpers.messages import KeptMessages, Line, LineOfHelper, Rows, RowsOfTensor, is_plain
 from samestep.autopilot.helpers.pickling import pickled, unpickled
-from samestep.autopilot.helpers.team import TeamMemory, TeamWorld
+from samestep.autopilot.helpers.team import ExchangeStep, TeamMemory, TeamWorld
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
 from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, same_call, signature
@@ -396,16 +396,17 @@ class NetworkTeamWorld(RelayedWorld):
 
     def __init__(self, inner: World, line: NetworkMainLine | NetworkHelperLine) -> None:
         super().__init__(inner)
-        self._line = line
+        self._line, self.step = line, ExchangeStep()
 
     @contextmanager
-    def _together(self, call: str, tensor: Tensor = _NOTHING) -> Iterator[None]:
+    def _together(self, call: str, tensor: Tensor = _NOTHING, *, ends: bool = False) -> Iterator[None]:
         """Run the block on all ranks, or raise `OtherRankFailedError` on all of them."""
-        self._line.agree(signature(self.place.rank, call, tensor))
-        try:
-            yield
-        except RuntimeError as error:  # of a back end: there is no other type for it
-            raise PeerLost(str(error)) from error
+        with self.step.collective(ends=ends):
+            self._line.agree(signature(self.place.rank, call, tensor))
+            try:
+                yield
+            except RuntimeError as error:  # of a back end: there is no other type for it
+                raise PeerLost(str(error)) from error
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
@@ -435,7 +436,8 @@ class NetworkTeamWorld(RelayedWorld):
 
     def barrier(self) -> None:
         """See `World.barrier`."""
-        self._line.agree(signature(self.place.rank, "barrier", _NOTHING))
+        with self._together("barrier"):
+            pass
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`."""
@@ -449,11 +451,13 @@ class NetworkTeamWorld(RelayedWorld):
 
     def end_check(self) -> None:
         """See `TeamWorld.end_check`."""
-        self._line.agree(signature(self.place.rank, "the end of a check", _NOTHING))
+        with self._together("the end of a check", ends=True):
+            pass
 
     def fail(self) -> None:
         """See `TeamWorld.fail`."""
-        self._line.agree(signature(self.place.rank, "nothing, because it has failed", _NOTHING))
+        with self._together("nothing, because it has failed", ends=True):
+            pass
 
 
 class JoinedTeam:

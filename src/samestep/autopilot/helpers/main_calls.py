@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -349,6 +350,7 @@ class MainCalls:
             declared = declared_dims(module, call.arguments)  # which only this process knows
             self.exchange.send_check(call, number, modes, streams, declared=declared, begins=begins)
             verdict: Verdict | None
+            has_cause = False
             try:
                 self._helpers.share_cores()
                 verdict = self._slices.check(
@@ -356,13 +358,17 @@ class MainCalls:
                     begins=begins,
                     pace=pace,
                 )
-            except (PeerLost, DeviceFailed):
+            except PeerLost:
                 raise
             except Exception as error:
-                if is_of_signal(error):
+                with suppress(OtherRankFailedError):
+                    self._slices.world.fail()
+                if isinstance(error, DeviceFailed) or is_of_signal(error):
                     raise
+                has_cause = not isinstance(error, OtherRankFailedError)
                 verdict = Verdict(None, why=f"it cannot be checked ({in_one_line(error)})")
-            if error_there := self._helpers.line.collect():
+            error_there = self._helpers.line.collect()
+            if error_there and not has_cause:
                 verdict = Verdict(None, why=f"it cannot be checked ({error_there})")
         except MirrorError as error:
             return Verdict(None, why=str(error))

@@ -1,7 +1,7 @@
 """Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +33,10 @@ from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
 from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
-from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.autopilot.split.written_tensors import WrittenTensors
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
-from samestep.base.errors import PeerLost, UsageError
+from samestep.base.errors import UsageError
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves, mapped
 from samestep.hooks.thread_values import ThreadValue
@@ -159,28 +158,22 @@ class RankSlices:
 
         Raises:
             OtherRankFailedError: the ranks have not computed the same: a mirror is not as the module.
+            Exception: this rank has failed; the caller calls `TeamWorld.fail`.
         """
         check = None if begins else self.checks.get(number)
         self.checks.pop(number, None)
         with _without_graphs(module), quiet() as printed:
+            if check is None:
+                check = EquivalenceCheck(
+                    _without_exit(forward), module, arguments, self.world, declared=declared
+                )
+            else:
+                check.begin_call(module, arguments)
             try:
-                if check is None:
-                    check = EquivalenceCheck(
-                        _without_exit(forward), module, arguments, self.world, declared=declared
-                    )
-                else:
-                    check.begin_call(module, arguments)
-                try:
-                    verdict = check.run(pace)
-                finally:
-                    check.restore()
-                    check.end_call()
-            except (OtherRankFailedError, PeerLost):
-                raise
-            except Exception:
-                with suppress(OtherRankFailedError):
-                    self.world.fail()
-                raise
+                verdict = check.run(pace)
+            finally:
+                check.restore()
+                check.end_call()
             self.world.end_check()
         if printed.any or (verdict is not None and verdict.printed):
             trace = SplitTrace() if verdict is None else verdict.trace

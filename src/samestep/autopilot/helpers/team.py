@@ -16,7 +16,7 @@ from torch import Tensor
 from samestep.autopilot.helpers.messages import HelperLine, Line, MainLine, bytes_of_line
 from samestep.autopilot.helpers.shared_storage import MemoryFile, mapped_file
 from samestep.autopilot.split.slice_context import OtherRankFailedError
-from samestep.base.errors import OutOfStep, WorldError
+from samestep.base.errors import OutOfStep, PeerLost, WorldError
 from samestep.base.place import Place
 from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
@@ -32,19 +32,58 @@ _NOTHING = torch.empty(0, device="cpu")
 class TeamWorld(World, Protocol):
     """World of the ranks of a team, in which a rank may fail alone, and the others learn it."""
 
+    step: "ExchangeStep"
+
     def end_check(self) -> None:
-        """Return once all ranks have come to the end of a check.
+        """Return once all ranks have come to the end of a check, and end the exchange.
 
         Raises:
             OtherRankFailedError: some of them are in a collective of it.
         """
 
     def fail(self) -> None:
-        """Let the collective in which the other ranks are fail on all of them.
+        """Let the collective in which the other ranks are fail on all of them, and end the exchange.
 
         Raises:
-            OtherRankFailedError: the other ranks have not failed.
+            OtherRankFailedError: the other ranks have not failed, or the exchange has ended before.
         """
+
+
+class ExchangeStep:
+    """Whether this rank is in step with the others in the present check, call or backward.
+
+    Ranks that were in different collectives all learn it at that moment, but at different places of their
+    code. So none of them enters another collective of this exchange, which would wait for ranks that have
+    left. Each further one raises the error again, since a model may catch it.
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """Begin the next exchange, in which all ranks are in step."""
+        self._error = None
+
+    @contextmanager
+    def collective(self, *, ends: bool = False) -> Iterator[None]:
+        """Run a collective in the block, the last one if it `ends` the exchange.
+
+        Raises:
+            OtherRankFailedError: the ranks are not in step.
+            PeerLost: a rank is lost.
+        """
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        try:
+            yield
+        except OutOfStep as error:
+            self._error = OtherRankFailedError(str(error))
+            raise self._error from None
+        except (OtherRankFailedError, PeerLost) as error:
+            self._error = error
+            raise
+        if ends:
+            self._error = OtherRankFailedError("the ranks have ended the exchange")
 
 
 class Team(Protocol):
@@ -149,7 +188,7 @@ class MemoryTeamWorld(DerivedWorld):
 
     def __init__(self, place: Place, memory: SharedMemory, timeout_s: float) -> None:
         self.place, self.device, self.timeout_s = place, _CPU, timeout_s
-        self._memory = memory
+        self._memory, self.step = memory, ExchangeStep()
 
     def send(self, tensor: Tensor, dst: int) -> None:
         """Refuse: calls that are split use collectives only."""
@@ -168,7 +207,7 @@ class MemoryTeamWorld(DerivedWorld):
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """See `World.all_reduce`."""
         check_operation(op, tensor.dtype)
-        with _together():
+        with self.step.collective():
             self._memory.all_reduce(tensor, op=op)
 
     def all_reduce_later(self, tensor: Tensor) -> Work:
@@ -179,34 +218,34 @@ class MemoryTeamWorld(DerivedWorld):
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """See `World.broadcast`."""
         check_root(src, self.place.size)
-        with _together():
+        with self.step.collective():
             self._memory.broadcast(_bytes(tensor), src)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See `World.all_gather`."""
-        with _together():
+        with self.step.collective():
             parts = self._memory.all_gather(_bytes(tensor))
         return [part.view(torch.bool) for part in parts] if tensor.dtype is torch.bool else parts
 
     def barrier(self) -> None:
         """See `World.barrier`."""
-        with _together():
+        with self.step.collective():
             self._memory.barrier()
 
     def average_later(self, tensor: Tensor) -> Work:
         """See `World.average_later`."""
-        with _together():
+        with self.step.collective():
             self._memory.average(tensor)
         return CompletedWork()
 
     def end_check(self) -> None:
         """See `TeamWorld.end_check`."""
-        with _together():
+        with self.step.collective(ends=True):
             self._memory.agree("the end of a check", _NOTHING)
 
     def fail(self) -> None:
         """See `TeamWorld.fail`."""
-        with _together():
+        with self.step.collective(ends=True):
             self._memory.agree("nothing, because it has failed", _NOTHING)
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
@@ -226,18 +265,6 @@ class MemoryTeamWorld(DerivedWorld):
 
     def close(self) -> None:
         """Do nothing: the memory ends with its processes."""
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """Let all ranks raise `OtherRankFailedError` if they are not in the same collective.
-
-    They find it at the same moment, so after it they are in step again.
-    """
-    try:
-        yield
-    except OutOfStep as error:
-        raise OtherRankFailedError(str(error)) from None
 
 
 def _bytes(tensor: Tensor) -> Tensor:

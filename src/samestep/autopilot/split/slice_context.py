@@ -72,9 +72,41 @@ def is_device_failure(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_FINAL.search(str(error)))
 
 
+class OtherRankFailedError(Exception):
+    """The slice of another rank has raised an error, or is not in the same collective."""
+
+
 Agree = Callable[..., list[bool]]
 """Returns for each of its arguments whether all ranks have passed True."""
-_agree: ThreadValue[Agree | None] = ThreadValue(None)
+
+
+@dataclass(eq=False, slots=True)
+class _Together:
+    """The block of `failing_together`, which a model's forward runs in."""
+
+    agree: Agree
+    failure: str = ""
+    """Why the block has failed on all ranks: a model may catch the error of that."""
+
+    def agree_on(self, *, is_end: bool) -> None:
+        """Raise an error if another rank has failed, or if only some are at the end of their slices."""
+        if not self.failure:
+            has_failed_none, are_at_end, are_within = self.agree(True, is_end, not is_end)  # noqa: FBT003
+            if not has_failed_none:
+                self.failure = "another worker's slice failed"
+            elif not are_at_end and not are_within:
+                self.failure = "its slices communicate different numbers of times"
+        if self.failure:
+            raise OtherRankFailedError(self.failure)
+
+    def fail(self) -> None:
+        """Let the block fail on the other ranks; raise if it has failed on them before."""
+        if self.failure:
+            raise OtherRankFailedError(self.failure)
+        self.agree(False, False, False)  # noqa: FBT003 - its only arguments
+
+
+_together: ThreadValue[_Together | None] = ThreadValue(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +200,11 @@ def slice_aware_functions() -> Iterator[None]:
         yield
 
 
-class OtherRankFailedError(Exception):
-    """The slice of another rank has raised an error, or is not in the same collective."""
-
-
 @contextmanager
 def failing_together(agree: Agree) -> Iterator[None]:
     """End the block on all ranks if one of them raises; raise `OtherRankFailedError` on the others."""
-    with _agree.bound(agree):
+    together = _Together(agree)
+    with _together.bound(together):
         try:
             yield
         except OtherRankFailedError:
@@ -183,10 +212,10 @@ def failing_together(agree: Agree) -> Iterator[None]:
         except Exception as error:
             if is_device_failure(error):  # which cannot communicate either
                 raise
-            agree(False, False, False)  # noqa: FBT003 - its only arguments
+            together.fail()
             raise
         else:
-            _agree_on(is_end=True)
+            together.agree_on(is_end=True)
 
 
 def before_collective() -> None:
@@ -203,19 +232,9 @@ def before_collective() -> None:
             "a model computes over its whole batch (batch norm, packed sequences or gradients of parameters) "
             "within a call whose samples are in a list."
         )
-    _agree_on(is_end=False)
-
-
-def _agree_on(*, is_end: bool) -> None:
-    """Raise an error if another rank has failed, or if some ranks are at the end of their slices only."""
-    agree = _agree.get()
-    if agree is None:
-        return
-    has_failed_none, are_at_end, are_within = agree(True, is_end, not is_end)  # noqa: FBT003
-    if not has_failed_none:
-        raise OtherRankFailedError("another worker's slice failed")
-    if not are_at_end and not are_within:
-        raise OtherRankFailedError("its slices communicate different numbers of times")
+    together = _together.get()
+    if together is not None:
+        together.agree_on(is_end=False)
 
 
 _NormalizeBatch: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor], Tensor]
