@@ -205,8 +205,10 @@ class SplitComparison:
                 mode = InferredDraws(split, whole.draws, inner=inner) if draws else None
                 with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
                     attempt = _Attempt(arguments, dims, split, mode, precise, slices_state)
-                    why = self._one_split(run, whole, attempt)
-                if isinstance(why, SplitResult) or self.agreed(not self._continued):
+                    result = self._one_split(run, whole, attempt)
+                if slices_state or isinstance(result, SplitResult):
+                    why = result  # a slice that gets all of the state usually raises, which explains less
+                if isinstance(result, SplitResult) or self.agreed(not self._continued):
                     break
                 run.restore()
             if mode is None:
