@@ -453,7 +453,7 @@ class MirroredModule:
     def places_of_buffers(self) -> dict[int, int]:
         """Return the places of the tensors that are neither shared nor weights, by their ids."""
         unshared = (place for place, is_shared in enumerate(self.is_shared) if not is_shared)
-        return {id(self.tensors[place]): place for place in unshared if not _is_weight(self.tensors[place])}
+        return {id(self.tensors[place]): place for place in unshared if not is_weight(self.tensors[place])}
 
     def values_of_buffers(self) -> dict[Kind, Tensor]:
         """Return the bytes of the tensors that are neither shared nor weights, as they were sent last."""
@@ -571,7 +571,7 @@ class Mirrors:
         unshared = self._unshared if rewrites is False else self._unshared | large
         if self._weights is not None:
             self._weights.share(
-                tensor for tensor in tensors if _is_weight(tensor) or id(tensor) in large - unshared
+                tensor for tensor in tensors if is_weight(tensor) or id(tensor) in large - unshared
             )
         self._count += 1
         places = [self._place_of(tensor, unshared) for tensor in tensors]
@@ -592,13 +592,14 @@ class Mirrors:
         return None if place is None else SharedTensor(self._weights.file_of(tensor), place)
 
 
-def _is_weight(tensor: Tensor) -> bool:
+def is_weight(tensor: Tensor) -> bool:
+    """Return whether a tensor of a module is a parameter, frozen or not, or another leaf with a gradient."""
     return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
 
 
 def _large(tensors: Iterable[Tensor]) -> frozenset[int]:
     """Return the ids of the tensors of the host that are no weights, and are worth to be shared."""
-    of_host = (tensor for tensor in tensors if tensor.device.type == "cpu" and not _is_weight(tensor))
+    of_host = (tensor for tensor in tensors if tensor.device.type == "cpu" and not is_weight(tensor))
     return frozenset(id(tensor) for tensor in of_host if tensor.nbytes >= _LARGE)
 
 

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
-from samestep.autopilot.helpers.mirrors import Kind, MirroredModule
+from samestep.autopilot.helpers.mirrors import Kind, MirroredModule, is_weight
 from samestep.autopilot.helpers.shared_storage import memory_of
 from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks
 from samestep.autopilot.helpers.surroundings import Surroundings
@@ -290,22 +290,22 @@ def _with_flags(flags: Sequence[tuple[Tensor, bool]]) -> Iterator[None]:
             tensor.requires_grad_(not flag)
 
 
-def _replaced(weights: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights to whose ``data`` the script has assigned since a call, with that of the call."""
-    return [(weight, data) for weight, data in weights if memory_of(weight) != memory_of(data)]
+def _replaced(tensors: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the tensors to whose ``data`` the script has assigned since a call, with that of the call."""
+    return [(tensor, data) for tensor, data in tensors if memory_of(tensor) != memory_of(data)]
 
 
 @contextmanager
 def _with_data(replaced: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Let weights have the ``data`` of a call in the block, not what was assigned after it."""
-    now = [(weight, weight.data) for weight, _ in replaced]
+    """Let tensors have the ``data`` of a call in the block, not what was assigned after it."""
+    now = [(tensor, tensor.data) for tensor, _ in replaced]
     try:
-        for weight, data in replaced:
-            weight.data = data
+        for tensor, data in replaced:
+            tensor.data = data
         yield
     finally:
-        for weight, data in now:
-            weight.data = data
+        for tensor, data in now:
+            tensor.data = data
 
 
 def _read_statistics(module: nn.Module) -> Iterator[Tensor]:
@@ -364,14 +364,14 @@ class NodeCall:
         self.sources: Sequence[Tensor] = result.sources
         self.num_weights = result.graph.num_weights
         assert attempt.mirror is not None
-        operands = [*attempt.mirror.tensors, *(tensor for _, tensor in leaves(attempt.call.arguments.both))]
+        of_module = attempt.mirror.tensors
+        operands = [*of_module, *(tensor for _, tensor in leaves(attempt.call.arguments.both))]
         self._flags = [(tensor, tensor.requires_grad) for tensor in operands if tensor.is_leaf]
-        weights = result.sources[: self.num_weights]
-        self._data = [(weight, weight.data) for weight in weights]
+        self._data = [(tensor, tensor.data) for tensor in of_module if tensor.is_leaf]
         shared = {id(tensor) for tensor in attempt.mirror.shared}
         self._values = [
             (tensor, tensor.detach().clone())
-            for tensor in (*weights, *_read_statistics(attempt.call.module))
+            for tensor in (*filter(is_weight, of_module), *_read_statistics(attempt.call.module))
             if id(tensor) not in shared and tensor.device.type == "cpu"
         ]
         """Of tensors in memory that helpers do not see; a comparison on a device would wait for it."""
