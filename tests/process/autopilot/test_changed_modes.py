@@ -288,8 +288,16 @@ READ = {
 START = Path.cwd()
 
 
-def settings_of_the_process(name):
-    model, logger = Reads(READ[name]), logging.getLogger("of.a.model")
+class MixesIf(Reads):
+    """Compares samples if a setting is on."""
+
+    def forward(self, x):
+        scores = Net.forward(self, x)
+        return scores - scores.mean(0) if self.read() == 2 else scores
+
+
+def settings_of_the_process(name, kind=Reads):
+    model, logger = kind(READ[name]), logging.getLogger("of.a.model")
     torch.use_deterministic_algorithms(True)
     found = gradients(model)
     matmul = torch.backends.cuda.matmul
@@ -323,6 +331,13 @@ def an_environment_for_one_model():
 def test_settings_of_the_process_that_a_call_reads_are_those_of_the_script(compared, name):
     split, *_ = compared(settings_of_the_process, name)
     assert split >= 2
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_branch_on_a_setting_of_the_process_has_the_result_of_one_worker(compared, name):
+    """Catches a plan that was checked with the setting off, and is followed when it is on."""
+    split, *_ = compared(settings_of_the_process, name, MixesIf)
+    assert split >= 1
 
 
 SPLIT_BEFORE = [

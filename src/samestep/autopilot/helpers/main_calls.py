@@ -86,8 +86,8 @@ _SURPRISES = (KEEPS_OTHER, WRITES_OTHER, OTHER_BRANCH)
 """Reasons of one call, after which the next is checked."""
 
 
-CallState: TypeAlias = tuple[Reach, Attributes, Signature]
-"""The modules and tensors that a call reaches, the attributes that guard its plan, and its signature."""
+CallState: TypeAlias = tuple[Reach, Attributes, Signature, Surroundings]
+"""The objects that a call reaches, the attributes that guard its plan, its signature, and its modes."""
 
 
 def _concerns_whole(why: str) -> bool:
@@ -104,7 +104,7 @@ class MainCalls:
         self._size, self._process = helpers.size, os.getpid()
         self.exchange = Exchange(helpers)
         self._known: WeakKeyDictionary[nn.Module, ModuleCalls] = WeakKeyDictionary()
-        self._signatures, self._fresh = CallSignatures(self.device), FreshModules()
+        self._signatures, self._fresh = CallSignatures(), FreshModules()
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(self.device, account, enabled=options.short_calls == "auto")
         self._lock, self._plans = CallLock(), 0
@@ -180,7 +180,7 @@ class MainCalls:
 
     def _checked(self, call: ModuleCall, kind: CallKind, state: CallState, calls: SignatureCalls) -> Any:
         """Compute a call in the way of its signature, after a check of it where one is due."""
-        (_, plain, signature), module, arguments = state, call.module, call.arguments
+        (_, plain, signature, _), module, arguments = state, call.module, call.arguments
         if why := self._reason_to_wait(call, calls):
             return self._unsplit(call, why)
         is_checked = self._is_checked(calls, arguments)
@@ -246,8 +246,11 @@ class MainCalls:
             if why is not None:
                 return Obstacle(why, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
-            signature = self._signatures.signature(call.module, call.arguments, plain, known.failed())
-            return reach, plain, signature
+            modes = Surroundings.now(call.module, self.device)
+            signature = self._signatures.signature(
+                call.module, call.arguments, plain, known.failed(), modes.of_process
+            )
+            return reach, plain, signature, modes
         except Exception as error:  # noqa: BLE001 - of any object of the script
             return Obstacle(f"its state cannot be read ({in_one_line(error)})")
 
@@ -395,14 +398,12 @@ class MainCalls:
             return self._unsplit(call, FEWER)
         if not can_continue(module, plan.gatherings, plan.sides, total):
             return self._unsplit(call, OTHER_STATE)
-        carried, modes = carried_by(module), Surroundings.now(module, self.device)
+        carried, (reach, *_, modes) = carried_by(module), state
         _, left = outcome(module, None, {*carried, *plan.sides})
         saved = SavedState(module) if carried or self._changes(module, plan) else None
         # A saved state restores all of it.
-        held = HeldTensors(module, (value for _, value in state[0].values) if saved is None else ())
-        attempt = Attempt(
-            call, carried, left, modes, RngState.now(self.device), state[0], saved, held, numbered
-        )
+        held = HeldTensors(module, (value for _, value in reach.values) if saved is None else ())
+        attempt = Attempt(call, carried, left, modes, RngState.now(self.device), reach, saved, held, numbered)
         comparison = None
         is_compared |= plan.operations is None and self._may_differ(attempt, calls)
         if is_compared or self._is_first_to_continue(call, calls, plan, total):

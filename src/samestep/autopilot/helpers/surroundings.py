@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,11 @@ class Surroundings:
             tuple(read() for read, _ in _SWITCHES),
             _default_device(),
         )
+
+    @property
+    def of_process(self) -> "Surroundings":
+        """All modes but those of modules: a forward may branch on each of them."""
+        return replace(self, training=())
 
     def set(self, module: nn.Module) -> None:
         """Set the modes of the module and the process, but none of those that are bound to a block."""

@@ -11,7 +11,7 @@ them into intervals: a value in another interval than the checked ones may take 
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import MappingProxyType
@@ -118,12 +118,16 @@ class _States:
 class CallSignatures:
     """Computes the signatures of one script's calls."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._modules: WeakKeyDictionary[nn.Module, _States] = WeakKeyDictionary()
 
     def signature(
-        self, module: nn.Module, arguments: CallArguments, plain: Attributes, failed: Container[Signature]
+        self,
+        module: nn.Module,
+        arguments: CallArguments,
+        plain: Attributes,
+        failed: Container[Signature],
+        modes: Hashable = None,
     ) -> Signature:
         """Return the signature of a call, with the values of its guards.
 
@@ -137,13 +141,9 @@ class CallSignatures:
             arguments: the arguments.
             plain: the attributes that are guards, with their values.
             failed: the signatures whose calls stay unsplit.
+            modes: the modes of torch that surround the call.
         """
-        kinds = "cpu", self._device.type
-        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        defaults = torch.get_default_dtype(), torch.get_default_device()
-        modes = *gradients, autocast, *defaults, torch.are_deterministic_algorithms_enabled()
-        form = (module.training, *modes, key_of_replaced(), arguments.form())
+        form = (module.training, modes, key_of_replaced(), arguments.form())
         states = self._modules.setdefault(module, _States())
         state = (plain_arguments(arguments), without(plain, states.changing))
         known = states.known[form]

@@ -41,7 +41,7 @@ def count(module):
 
 
 def test_an_attribute_that_calls_change_is_not_part_of_the_signature():
-    signatures, module = CallSignatures(torch.device("cpu")), Counting()
+    signatures, module = CallSignatures(), Counting()
 
     first = signature_of(signatures, module, count)
 
@@ -49,7 +49,7 @@ def test_an_attribute_that_calls_change_is_not_part_of_the_signature():
 
 
 def test_an_attribute_that_a_call_makes_was_not_known_to_change():
-    signatures, module, are_new = CallSignatures(torch.device("cpu")), Counting(), []
+    signatures, module, are_new = CallSignatures(), Counting(), []
     for _ in range(2):
         plain = plain_attributes(module)
         before = signatures.signature(module, BATCH, plain, ())
@@ -67,7 +67,7 @@ def test_batch_norm_counts_in_no_guard():
 
 
 def test_an_attribute_that_the_script_changes_is_part_of_the_signature():
-    signatures, module = CallSignatures(torch.device("cpu")), Counting()
+    signatures, module = CallSignatures(), Counting()
 
     first = signature_of(signatures, module, count)
     module.phase = 1
@@ -79,7 +79,7 @@ def test_an_attribute_that_the_script_changes_is_part_of_the_signature():
 
 
 def test_each_call_may_change_another_attribute():
-    signatures, module = CallSignatures(torch.device("cpu")), Counting()
+    signatures, module = CallSignatures(), Counting()
     for number in range(3 * MOST_STATES):
         setattr(module, f"seen_{number}", 0)
 
@@ -93,7 +93,7 @@ def test_each_call_may_change_another_attribute():
 
 
 def test_a_new_state_beyond_the_checked_ones_is_treated_as_one_that_cannot_be_split():
-    signatures, module, found = CallSignatures(torch.device("cpu")), Counting(), []
+    signatures, module, found = CallSignatures(), Counting(), []
     for phase in range(MOST_STATES + 1):
         module.phase = phase
         found.append(signature_of(signatures, module, lambda module: None, failed=found[3:4]))
@@ -104,7 +104,7 @@ def test_a_new_state_beyond_the_checked_ones_is_treated_as_one_that_cannot_be_sp
 
 def test_states_none_of_which_could_be_split_are_checked_ever_more_rarely():
     """Each of them costs a check, and fails it."""
-    signatures, module, found = CallSignatures(torch.device("cpu")), Counting(), []
+    signatures, module, found = CallSignatures(), Counting(), []
     for phase in range(20):
         module.phase = 10 + phase  # beyond the constants of its forward
         found.append(signature_of(signatures, module, lambda module: None, failed=found))
@@ -229,7 +229,7 @@ def test_numbers_between_the_same_constants_share_an_interval():
 
 
 def test_a_value_beyond_a_constant_has_its_own_signature():
-    signatures, module = CallSignatures(torch.device("cpu")), Scheduled()
+    signatures, module = CallSignatures(), Scheduled()
 
     def signature(temperature):
         module.temperature = temperature
@@ -243,7 +243,7 @@ def test_a_value_beyond_a_constant_has_its_own_signature():
 
 
 def test_a_call_counter_is_compared_when_it_reaches_a_constant():
-    signatures, module = CallSignatures(torch.device("cpu")), Scheduled()
+    signatures, module = CallSignatures(), Scheduled()
     found = []
     for call in range(1, 50):
         plain = plain_attributes(module)
@@ -258,7 +258,7 @@ def test_a_call_counter_is_compared_when_it_reaches_a_constant():
 
 
 def test_zeros_of_another_sign_have_another_signature():
-    signatures, module = CallSignatures(torch.device("cpu")), Counting()
+    signatures, module = CallSignatures(), Counting()
     found = []
     for module.phase, number in (0.0, 0.0), (-0.0, 0.0), (0.0, -0.0), (0.0, 0.0):
         call = CallArguments((torch.ones(4, 3), number), {})
@@ -270,7 +270,7 @@ def test_zeros_of_another_sign_have_another_signature():
 @pytest.mark.parametrize("all_fail", [False, True])
 def test_lists_of_numbers_that_are_new_in_each_call_are_checked_ever_more_rarely(all_fail):
     """As the lengths of texts: those of each batch are another combination of intervals."""
-    signatures, module, draw = CallSignatures(torch.device("cpu")), Counting(), random.Random(3)
+    signatures, module, draw = CallSignatures(), Counting(), random.Random(3)
     plain, found = plain_attributes(module), []
     for _ in range(200):
         call = CallArguments((torch.ones(16, 3), [draw.randint(1, 50) for _ in range(16)]))
