@@ -19,6 +19,7 @@ from samestep.autopilot.split.bypassed_modules import note_unused_workers
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended
 from support.helper_processes import helpers_of_this_process, starters_of_this_process
+from support.script_runner import ALL_SPLIT
 from support.split_check_models import step
 
 STEPS = 4
@@ -178,6 +179,40 @@ def test_weights_that_change_before_a_backward_do_not_make_a_loss_an_error(proce
             layer.weight.mul_(0.9)
         loss.backward()
     assert processes.run(modified_before_its_backward, 1) == [pytest.approx(layer.weight.grad.sum().item())]
+
+
+class Reenters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5).double(), nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.last, self.first(x).tanh(), use_reentrant=True)
+
+
+def lost_in_a_reentrant_backward(_, *, lost_at=None):
+    torch.manual_seed(3)
+    model, found = Reenters(), []
+    for number in range(STEPS):
+        loss = model(torch.randn(14, 6).double()).square().sum()
+        if number == lost_at:
+            killed(helpers_of_this_process()[1])
+        model.zero_grad()
+        loss.backward()
+        found += [loss.item(), *(weight.grad.norm().item() for weight in model.parameters())]
+    return found
+
+
+def with_a_helper_lost_in_it(_):
+    with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
+        return lost_in_a_reentrant_backward(_, lost_at=STEPS - 2), account.lines()
+
+
+def test_a_reentrant_checkpoint_is_computed_again_if_a_helper_is_lost(processes):
+    """Torch refuses `torch.autograd.grad` for it, which ended the script."""
+    ((found, account),) = processes.run(with_a_helper_lost_in_it, 1)
+    assert found == pytest.approx(lost_in_a_reentrant_backward(None), rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
 
 
 def ends_beside_a_forked_process(_):
