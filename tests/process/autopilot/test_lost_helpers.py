@@ -14,6 +14,7 @@ from torch import nn
 from samestep.autopilot.helpers import shared_storage
 from samestep.autopilot.helpers.helper_processes import _kill
 from samestep.autopilot.helpers.messages import _MessageFile
+from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.split.bypassed_modules import note_unused_workers
 from samestep.base.polling import holds_within
@@ -179,6 +180,54 @@ def test_weights_that_change_before_a_backward_do_not_make_a_loss_an_error(proce
             layer.weight.mul_(0.9)
         loss.backward()
     assert processes.run(modified_before_its_backward, 1) == [pytest.approx(layer.weight.grad.sum().item())]
+
+
+class GoesOn(nn.Module):
+    """Goes on from the state of its last call."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.state = nn.Linear(6, 5).double(), None
+
+    def forward(self, x):
+        self.state = torch.tanh(self.body(x) + (0.0 if self.state is None else self.state))
+        return self.state.sum(1)
+
+
+def interrupted(_, *, at=None):
+    """Return losses of calls, which are repeated where Ctrl-C ends them, as if it came before them."""
+    torch.manual_seed(3)
+    model, found, original = GoesOn(), [], RankSlices._own_outputs
+
+    def ending(*args):
+        patch.setattr(RankSlices, "_own_outputs", original)
+        original(*args)
+        raise KeyboardInterrupt
+
+    for number in range(STEPS):
+        x = torch.randn(7, 6).double()
+        with pytest.MonkeyPatch.context() as patch:
+            if number == at:
+                patch.setattr(RankSlices, "_own_outputs", ending)
+            try:
+                loss = model(x).square().sum()
+            except KeyboardInterrupt:
+                loss = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        found += [loss.item(), model.body.weight.grad.norm().item()]
+    return found
+
+
+def interrupted_with_helpers(_):
+    with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
+        return interrupted(_, at=STEPS - 2), account.lines()
+
+
+def test_an_interrupted_call_leaves_its_module_as_it_was(processes):
+    """It had a slice of its state, with which the next call failed, or which the script saved."""
+    ((found, account),) = processes.run(interrupted_with_helpers, 1)
+    assert found == pytest.approx(interrupted(None), rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
 
 
 class Reenters(nn.Module):
