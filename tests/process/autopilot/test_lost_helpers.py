@@ -182,6 +182,24 @@ def test_weights_that_change_before_a_backward_do_not_make_a_loss_an_error(proce
     assert processes.run(modified_before_its_backward, 1) == [pytest.approx(layer.weight.grad.sum().item())]
 
 
+def lost_in_inference(_):
+    model, optimizer, x = made()
+    with script_with_helpers(2, ALL_SPLIT, forks=True) as account:
+        for _ in range(2):
+            step(model, optimizer, x)
+            killed(helpers_of_this_process()[0])
+            with torch.inference_mode():
+                model(x)
+        return step(model, optimizer, x), account.lines()
+
+
+def test_helpers_started_again_in_inference_mode_serve_the_training(processes):
+    """The memory of their messages was of that mode, and the next step could not write to it."""
+    ((found, account),) = processes.run(lost_in_inference, 1)
+    assert found == pytest.approx(undisturbed(3)[-1], rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
+
+
 class GoesOn(nn.Module):
     """Goes on from the state of its last call."""
 
