@@ -14,11 +14,13 @@ from torch import nn
 from samestep.autopilot.helpers import shared_storage
 from samestep.autopilot.helpers.helper_processes import _kill
 from samestep.autopilot.helpers.messages import _MessageFile
+from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.once_script import script_with_helpers
 from samestep.autopilot.split.bypassed_modules import note_unused_workers
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import has_ended
 from support.helper_processes import helpers_of_this_process, starters_of_this_process
+from support.script_runner import ALL_SPLIT
 from support.split_check_models import step
 
 STEPS = 4
@@ -178,6 +180,106 @@ def test_weights_that_change_before_a_backward_do_not_make_a_loss_an_error(proce
             layer.weight.mul_(0.9)
         loss.backward()
     assert processes.run(modified_before_its_backward, 1) == [pytest.approx(layer.weight.grad.sum().item())]
+
+
+def lost_in_inference(_):
+    model, optimizer, x = made()
+    with script_with_helpers(2, ALL_SPLIT, forks=True) as account:
+        for _ in range(2):
+            step(model, optimizer, x)
+            killed(helpers_of_this_process()[0])
+            with torch.inference_mode():
+                model(x)
+        return step(model, optimizer, x), account.lines()
+
+
+def test_helpers_started_again_in_inference_mode_serve_the_training(processes):
+    """The memory of their messages was of that mode, and the next step could not write to it."""
+    ((found, account),) = processes.run(lost_in_inference, 1)
+    assert found == pytest.approx(undisturbed(3)[-1], rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
+
+
+class GoesOn(nn.Module):
+    """Goes on from the state of its last call."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.state = nn.Linear(6, 5).double(), None
+
+    def forward(self, x):
+        self.state = torch.tanh(self.body(x) + (0.0 if self.state is None else self.state))
+        return self.state.sum(1)
+
+
+def interrupted(_, *, at=None):
+    """Return losses of calls, which are repeated where Ctrl-C ends them, as if it came before them."""
+    torch.manual_seed(3)
+    model, found, original = GoesOn(), [], RankSlices._own_outputs
+
+    def ending(*args):
+        patch.setattr(RankSlices, "_own_outputs", original)
+        original(*args)
+        raise KeyboardInterrupt
+
+    for number in range(STEPS):
+        x = torch.randn(7, 6).double()
+        with pytest.MonkeyPatch.context() as patch:
+            if number == at:
+                patch.setattr(RankSlices, "_own_outputs", ending)
+            try:
+                loss = model(x).square().sum()
+            except KeyboardInterrupt:
+                loss = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        found += [loss.item(), model.body.weight.grad.norm().item()]
+    return found
+
+
+def interrupted_with_helpers(_):
+    with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
+        return interrupted(_, at=STEPS - 2), account.lines()
+
+
+def test_an_interrupted_call_leaves_its_module_as_it_was(processes):
+    """It had a slice of its state, with which the next call failed, or which the script saved."""
+    ((found, account),) = processes.run(interrupted_with_helpers, 1)
+    assert found == pytest.approx(interrupted(None), rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
+
+
+class Reenters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5).double(), nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.last, self.first(x).tanh(), use_reentrant=True)
+
+
+def lost_in_a_reentrant_backward(_, *, lost_at=None):
+    torch.manual_seed(3)
+    model, found = Reenters(), []
+    for number in range(STEPS):
+        loss = model(torch.randn(14, 6).double()).square().sum()
+        if number == lost_at:
+            killed(helpers_of_this_process()[1])
+        model.zero_grad()
+        loss.backward()
+        found += [loss.item(), *(weight.grad.norm().item() for weight in model.parameters())]
+    return found
+
+
+def with_a_helper_lost_in_it(_):
+    with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
+        return lost_in_a_reentrant_backward(_, lost_at=STEPS - 2), account.lines()
+
+
+def test_a_reentrant_checkpoint_is_computed_again_if_a_helper_is_lost(processes):
+    """Torch refuses `torch.autograd.grad` for it, which ended the script."""
+    ((found, account),) = processes.run(with_a_helper_lost_in_it, 1)
+    assert found == pytest.approx(lost_in_a_reentrant_backward(None), rel=1e-9)
+    assert not [line for line in account if "unsplit" in line], account
 
 
 def ends_beside_a_forked_process(_):

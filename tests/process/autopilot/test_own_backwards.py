@@ -261,6 +261,33 @@ class Recomputes(Applies):
         return self.two(h)
 
 
+class Reenters(Applies):
+    """Computes a part again in the backward, by a backward within that."""
+
+    def forward(self, x):
+        h = self.one(x)
+        return torch.utils.checkpoint.checkpoint(
+            lambda y: self.two((y * self.scale).tanh()), h, use_reentrant=True
+        )
+
+
+class Centering(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient - gradient.mean(0)
+
+
+class Grouped(Applies):
+    """Takes groups of samples only, so that no smaller batch of another size can be checked."""
+
+    def forward(self, x):
+        return self.two(Centering.apply(self.one(x).view(-1, 4, 8).cumsum(1).view(-1, 8)))
+
+
 def with_own_backward(make, factor, *, changes=False):
     """Return losses, weights and what the backward has kept; the script may change what it reads."""
     model = weighted(make())
@@ -286,14 +313,14 @@ def test_a_backward_that_is_none_of_slices_is_of_the_whole_batch(compared, make,
     assert (split, unsplit) == (0, 6)
 
 
-@pytest.mark.parametrize("make", [Reverses, Recomputes])
+@pytest.mark.parametrize("make", [Reverses, Recomputes, Reenters])
 def test_a_backward_reads_what_the_script_has_changed_since_the_call(compared, make):
     split, unsplit, _ = compared(partial(with_own_backward, changes=True), make, 1)
     assert split > 0
     assert unsplit > 0
 
 
-@pytest.mark.parametrize("make", [Reverses, Recomputes, RunsOnce])
+@pytest.mark.parametrize("make", [Reverses, Recomputes, RunsOnce, Reenters])
 def test_calls_with_a_backward_of_their_own_are_split(compared, make):
     split, unsplit, _ = compared(with_own_backward, make, 1)
     assert (split, unsplit) == (6, 0)
@@ -433,3 +460,18 @@ def evaluated_before_training():
 def test_graphs_of_an_earlier_mirror_have_the_buffers_of_the_module(compared):
     split, *_ = compared(evaluated_before_training)
     assert split
+
+
+def gradients_of_groups():
+    model, found = weighted(Grouped()), []
+    for number in range(3):
+        model.zero_grad()
+        model(drawn(16, 5, seed=number)).square().mean().backward()
+        found += [weight.grad.norm().item() for weight in model.parameters() if weight.grad is not None]
+    return found
+
+
+def test_gradients_are_compared_for_a_full_batch_too_if_no_smaller_one_can_be_computed(compared):
+    """Calls were split by outputs alone, and their backward, which compares samples, was that of slices."""
+    _, _, lines = compared(gradients_of_groups)
+    assert not [line for line in lines if line.startswith("Grouped") and line.endswith("split")], lines

@@ -1,6 +1,5 @@
 """Ranks that come to different places of a check or of a call leave it at once, and no rank waits."""
 
-import os
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from samestep.autopilot.helpers.team import TeamMemory
 from samestep.autopilot.once_script import script_with_helpers
 from support.helper_processes import helpers_of_this_process
 from support.script_runner import ALL_SPLIT
@@ -74,9 +74,9 @@ def trained(make, path, change, at):
     return found
 
 
-def with_helpers(_, *work):
+def with_helpers(_, *work, size=2):
     """Return the results, whether a helper was lost, and the report."""
-    with script_with_helpers(2, ALL_SPLIT, forks=True, timeout_s=5) as account:
+    with script_with_helpers(size, ALL_SPLIT, forks=True, timeout_s=5) as account:
         before = helpers_of_this_process()
         found = trained(*work)
         is_lost = helpers_of_this_process() != before
@@ -104,31 +104,41 @@ def test_a_model_that_holds_its_own_state_again_is_split(processes):
     assert not [line for line in lines if "unsplit" in line], lines
 
 
-def failing_before_a_check(_, target, on_main):
-    """Return what `with_helpers` does where a function that checks begin with fails on one rank."""
-    main, original = os.getpid(), resolve_name(target)
+def failing_before_a_check(_, target, failing):
+    """Return what `with_helpers` does where a function that checks begin with fails on one of three ranks."""
+    original, helper = resolve_name(target), TeamMemory.helper
+    ranks = [0]
+
+    def noted(memory, rank):
+        ranks.append(rank)
+        return helper(memory, rank)
 
     def function(*args, **kwargs):
-        if (os.getpid() == main) == on_main:
+        if ranks[-1] == failing:
             raise LookupError(target)
         return original(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, function)
-        return with_helpers(None, Normed, "no-file", lambda _: None, 0)
+        patch.setattr(TeamMemory, "helper", noted)
+        return with_helpers(None, Normed, "no-file", lambda _: None, 0, size=3)
 
 
 @pytest.mark.parametrize(
-    ("name", "on_main"),
+    ("name", "failing"),
     [
-        ("surroundings.Surroundings.entered", False),
-        ("slices._without_graphs", False),
-        ("slices._without_graphs", True),
+        ("surroundings.Surroundings.entered", 1),
+        ("surroundings.Surroundings.entered", 2),
+        ("slices._without_graphs", 1),
+        ("slices._without_graphs", 0),
     ],
 )
-def test_a_rank_that_fails_before_its_first_collective_ends_the_check_of_all(processes, name, on_main):
-    """Only this finds ranks that wait for one whose modes or memory did not let it begin."""
+def test_a_rank_that_fails_before_its_first_collective_ends_the_check_of_all(processes, name, failing):
+    """Only this finds ranks that wait for one whose modes or memory did not let it begin.
+
+    The report named what the last helper had learned of the failed one.
+    """
     target = f"samestep.autopilot.helpers.{name}"
-    ((_, is_lost, lines),) = processes.run(failing_before_a_check, 1, target, on_main)
+    ((_, is_lost, lines),) = processes.run(failing_before_a_check, 1, target, failing)
     assert not is_lost
     assert any("it cannot be checked (LookupError" in line for line in lines), lines

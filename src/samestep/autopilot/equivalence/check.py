@@ -42,6 +42,7 @@ from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcom
 from samestep.autopilot.split.gradients import (
     TrainsError,
     averages,
+    gradients_of,
     sparse_places,
     training_nothing,
     unaveraged,
@@ -128,7 +129,6 @@ class EquivalenceCheck:
         module: nn.Module,
         arguments: CallArguments,
         world: World,
-        gradient: Callable[..., Any] = torch.autograd.grad,
         declared: Dims | None = None,
     ) -> None:
         """Begin a check.
@@ -138,11 +138,10 @@ class EquivalenceCheck:
             module: the module.
             arguments: the arguments of the first call.
             world: the ranks, all of which run the check equally.
-            gradient: computes gradients.
             declared: the way that the script declares; None for all ways that the shapes allow.
         """
         self._forward, self._world = forward, world
-        self._gradient, self._declared, self._pace = gradient, declared, AT_ONCE
+        self._declared, self._pace = declared, AT_ONCE
         self._counters: list[Key] = []
         """The numbers with which the module counts its calls."""
         self._counting_tensors: list[str] = []
@@ -448,8 +447,7 @@ class EquivalenceCheck:
         run = ModuleRun(self._forward, self._call.module, self._world.device)
         run.dims = dims
         precise = disturbance.DoublePrecision() if how.double else CheckedPositions()
-        # The graph of a full batch may exceed the memory.
-        grad = torch.is_grad_enabled() and how.samples is not None and how.gradients
+        grad = torch.is_grad_enabled() and how.gradients
         failure, whole, expected = "", None, None
         try:
             with eagerly(self._call.module, when=True), changing_no_files():
@@ -550,12 +548,9 @@ class EquivalenceCheck:
             if not value.requires_grad or not leaf:
                 yield [None] * len(leaf)
                 continue
-            with unaveraged(value):
-                gradients = self._gradient(
-                    *(value, leaf, torch.full_like(value, factor)),
-                    retain_graph=number < len(factors),
-                    allow_unused=True,
-                )
+            with unaveraged([value]):
+                of_value = [torch.full_like(value, factor)]
+                gradients = gradients_of([value], leaf, of_value, retain=number < len(factors))
             yield gradients
 
     def _leaf(self, arguments: CallArguments) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -186,6 +186,8 @@ class Helper:
                     self.slices.checks.pop(number, None)
                 with self._called(message) as mirror:
                     self._check(message, mirror)
+        except OtherRankFailedError:
+            pass  # the main rank has it, too, and the rank that has failed answers why
         except PeerLost:
             raise
         except Exception as raised:  # noqa: BLE001 - of any code of the script; the call then is not split

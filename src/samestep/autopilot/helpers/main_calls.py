@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -409,7 +409,7 @@ class MainCalls:
         if is_compared or self._is_first_to_continue(call, calls, plan, total):
             draws = plan.draws is not None
             comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
-        with self.exchange.open():
+        with self.exchange.open(), self._undone_if_interrupted(attempt):
             result = self._attempted(attempt, calls)
         if isinstance(result, CallResult):
             result = self._surprise(attempt, (*plan.sides, *carried)) or result
@@ -487,6 +487,15 @@ class MainCalls:
             attempt.mirror.restore_values()
         attempt.restore()
         attempt.streams.restore()
+
+    @contextmanager
+    def _undone_if_interrupted(self, attempt: Attempt) -> Iterator[None]:
+        """Let a call that Ctrl-C or a handler ends have changed nothing: its module has slices of a state."""
+        try:
+            yield
+        except BaseException:
+            self._undo(attempt)
+            raise
 
     def _watched(self, attempt: Attempt, calls: SignatureCalls) -> SplitPlan:
         """Return the plan of a call, whose operations are watched if it may take a branch of no check.

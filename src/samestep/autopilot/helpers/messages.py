@@ -127,7 +127,8 @@ class _MessageFile:
 
     def _open(self, size: int) -> None:
         self.file, self._memory = mapped_file(size)
-        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):  # it is also written to outside of inference mode
+            self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def put(self, value: Any) -> tuple[int, int, list[Place]]:
         """Write a message; return the bounds of its header, which follows its tensors, and their places."""

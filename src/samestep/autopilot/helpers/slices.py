@@ -26,11 +26,18 @@ from samestep.autopilot.split.call_plans import (
     slice_side_outputs,
     with_samples,
 )
-from samestep.autopilot.split.gradients import SliceGradients, averages, leaves_of, sparse_places, unaveraged
+from samestep.autopilot.split.gradients import (
+    SliceGradients,
+    averages,
+    gradients_of,
+    leaves_of,
+    sparse_places,
+    unaveraged,
+)
 from samestep.autopilot.split.loss_reduction import watching_reductions
 from samestep.autopilot.split.operations import OperationRecorder, check_operations
 from samestep.autopilot.split.random_draws import GlobalDraws
-from samestep.autopilot.split.sharded_autograd import BatchSplit, nodes_of
+from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
 from samestep.autopilot.split.written_tensors import WrittenTensors
@@ -298,9 +305,9 @@ class RankSlices:
         size = self.world.place.size
         both = zip(graph.outputs, of_outputs, strict=True)
         pairs = [(out, grad / size) for out, grad in both if grad is not None]
-        weights = graph.sources[: graph.num_weights]
-        with unaveraged([out for out, _ in pairs]), _without_hooks(weights):
-            gradients = _gradients(pairs, graph.sources, retain=retain)
+        outputs, weights = [out for out, _ in pairs], graph.sources[: graph.num_weights]
+        with unaveraged(outputs), without_hooks(weights):
+            gradients = gradients_of(outputs, graph.sources, [grad for _, grad in pairs], retain=retain)
         of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse, factor=size)
         of_inputs = gradients[len(weights) :]
         return [*of_weights, *(None if gradient is None else gradient * size for gradient in of_inputs)]
@@ -420,32 +427,8 @@ def _copied(_: Path, tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.clone()
 
 
-def _gradients(
-    pairs: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], *, retain: bool
-) -> Sequence[Tensor | None]:
-    """Return the gradients of sources, given those of some outputs."""
-    outputs, gradients = [out for out, _ in pairs], [gradient for _, gradient in pairs]
-    if not _is_reentrant(outputs):
-        return torch.autograd.grad(outputs, sources, gradients, retain_graph=retain, allow_unused=True)
-    # A reentrant checkpoint runs a backward of its own, which adds to the sources themselves.
-    before = [source.grad for source in sources]
-    try:
-        for source in sources:
-            source.grad = None
-        torch.autograd.backward(outputs, gradients, retain_graph=retain)
-        return [source.grad for source in sources]
-    finally:
-        for source, gradient in zip(sources, before, strict=True):
-            source.grad = gradient
-
-
-def _is_reentrant(outputs: Sequence[Tensor]) -> bool:
-    """Return whether a reentrant activation checkpoint has computed a part of an output."""
-    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(outputs))
-
-
 _is_of_slice: ThreadValue[bool] = ThreadValue(default=False)
-"""Whether this thread computes the gradients of a slice."""
+"""Whether this thread computes the gradients of a slice, or those that a split call's node will return."""
 
 
 class _HookOfWhole:
@@ -479,7 +462,7 @@ class _HookAfterGradient:
         self._hook, self._arrival = hook, arrival
 
     def __call__(self, weight: Tensor) -> None:
-        if not self._arrival.is_missing:
+        if not (_is_of_slice.get() or self._arrival.is_missing):
             self._hook(weight)
 
 
@@ -506,7 +489,7 @@ def pass_by_hooks(tensors: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def _without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
+def without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
     """Leave out the script's hooks on gradients, which get the gradient of the whole batch instead."""
     pass_by_hooks(weights)
     with _is_of_slice.bound(value=True):

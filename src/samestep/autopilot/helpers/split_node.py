@@ -25,10 +25,10 @@ from torch.utils.hooks import RemovableHandle
 from samestep.autopilot.helpers.call_states import NumberedPlan, SignatureCalls
 from samestep.autopilot.helpers.mirrors import Kind, MirroredModule, is_weight
 from samestep.autopilot.helpers.shared_storage import memory_of
-from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks
+from samestep.autopilot.helpers.slices import CallResult, pass_by_hooks, without_hooks
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.split.call_plans import assign_side_outputs, outcome
-from samestep.autopilot.split.gradients import leaves_of
+from samestep.autopilot.split.gradients import gradients_of, leaves_of
 from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_backward, restore_settings
 from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order, saving_nodes
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
@@ -470,15 +470,16 @@ class NodeCall:
         wanted = [stand_ins.get(id(source), source) for source in sources if source.requires_grad]
         if not wanted:
             return [None] * len(sources)
-        with _without_hooks(wanted):
-            of_wanted = iter(
+        with_gradients, of_outputs = [out for out, _ in pairs], [grad for _, grad in pairs]
+        with _without_hooks(wanted), without_hooks(sources):
+            gradients_of_wanted = (
                 torch.autograd.grad(
-                    *([out for out, _ in pairs], wanted, [grad for _, grad in pairs]),
-                    create_graph=creates_graph,
-                    allow_unused=True,
+                    *(with_gradients, wanted, of_outputs), create_graph=True, allow_unused=True
                 )
+                if creates_graph
+                else gradients_of(with_gradients, wanted, of_outputs, retain=False)
             )
-        is_cut[0] = False
+        is_cut[0], of_wanted = False, iter(gradients_of_wanted)
         return [next(of_wanted) if source.requires_grad else None for source in sources]
 
     def _versions_now(self) -> list[int | None]:

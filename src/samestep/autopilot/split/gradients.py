@@ -98,6 +98,37 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
         yield
 
 
+def gradients_of(
+    outputs: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    retain: bool,
+) -> Sequence[Tensor | None]:
+    """Return the gradients of sources, given those of outputs, also by reentrant activation checkpoints.
+
+    Such a checkpoint refuses `torch.autograd.grad`, as it runs a backward of its own. That adds to the
+    sources themselves; the caller lets pass what hooks would do then.
+    """
+    if not _is_reentrant(outputs):
+        return torch.autograd.grad(outputs, sources, gradients, retain_graph=retain, allow_unused=True)
+    before = [source.grad for source in sources]
+    try:
+        for source in sources:
+            source.grad = None
+        with _is_comparing.bound(value=False):
+            torch.autograd.backward(outputs, gradients, retain_graph=retain)
+        return [source.grad for source in sources]
+    finally:
+        for source, gradient in zip(sources, before, strict=True):
+            source.grad = gradient
+
+
+def _is_reentrant(outputs: Sequence[Tensor]) -> bool:
+    """Return whether a reentrant activation checkpoint has computed a part of an output."""
+    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(outputs))
+
+
 _is_comparing = ThreadValue(default=False)
 
 

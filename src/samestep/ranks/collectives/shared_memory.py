@@ -109,8 +109,9 @@ class SharedMemory:
         self._rank, self._size, self._semaphores = rank, size, semaphores
         self._progress = progress
         self._memory, self._signature_half, self._signature = memory, 0, b""
-        slots = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
-        self._slots = slots[: 2 * PIECE * size].view(2, size, PIECE)
+        with torch.inference_mode(mode=False):  # it may begin, but not end, within inference mode
+            slots = torch.frombuffer(memory, dtype=torch.uint8)[_slots_begin(size) :]
+            self._slots = slots[: 2 * PIECE * size].view(2, size, PIECE)
         self._half = 0
         self._views: dict[tuple[torch.dtype, int, int], _Views] = {}
         begin = _signatures_begin(size)
