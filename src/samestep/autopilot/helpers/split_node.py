@@ -262,7 +262,7 @@ class Attempt:
 
 
 @contextmanager
-def _without_hooks(sources: Sequence[Tensor]) -> Iterator[None]:
+def _hooks_removed(sources: Sequence[Tensor]) -> Iterator[None]:
     """Call no hooks on tensors in the block, nor keep gradients of them: the backward around it does."""
     kept = [(hooks, dict(hooks)) for source in sources if (hooks := source._backward_hooks)]  # noqa: SLF001
     retained = [(source, source.grad) for source in sources if source.retains_grad]
@@ -471,7 +471,7 @@ class NodeCall:
         if not wanted:
             return [None] * len(sources)
         with_gradients, of_outputs = [out for out, _ in pairs], [grad for _, grad in pairs]
-        with _without_hooks(wanted), without_hooks(sources):
+        with _hooks_removed(wanted), without_hooks(sources):
             gradients_of_wanted = (
                 torch.autograd.grad(
                     *(with_gradients, wanted, of_outputs), create_graph=True, allow_unused=True
