@@ -461,6 +461,30 @@ def test_recurrent_layers_with_dropped_weights_are_split(trained):
     assert (split, unsplit) == (4, 0)
 
 
+class FillsMasked(Net):
+    """Keeps -inf in a weight without gradients, and in a row for each sample, as pointer networks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.least = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        self.fill = self.least.repeat(len(x), 4)
+        masked = torch.cat([x[:, :1] > 0, x[:, 1:4] > 9], dim=1)
+        return F.softmax(torch.where(masked, self.fill, self.two(self.one(x))), dim=1)
+
+
+def with_least(model, number):
+    model.least.data.fill_(-torch.inf)
+    return plain(model, number)
+
+
+def test_calls_with_constants_of_minus_infinity_are_split(trained):
+    """Catches noise of an infinite weight, which was NaN, and constants that count as failed outputs."""
+    split, unsplit, _ = trained(FillsMasked, with_least)
+    assert (split, unsplit) == (4, 0)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)
