@@ -409,6 +409,82 @@ def test_a_check_gives_slices_of_the_state_that_earlier_calls_have_left(trained,
     assert (split, unsplit) == (4, 0)
 
 
+class KeepsLastInTraining(Net):
+    """Keeps a tensor with a graph in training, and None in evaluation."""
+
+    last = None
+
+    def forward(self, x):
+        h = torch.tanh(self.one(x))
+        self.last = h if self.training else None
+        return self.two(h)
+
+
+def with_evaluation(model, number):
+    """Return a loss that tells whether an evaluation after the call has left a tensor."""
+    loss = plain(model.train(), number) + model.last.square().mean()
+    model.eval()(drawn(6, 5))
+    return loss if model.last is None else loss + 1
+
+
+def test_an_attribute_that_a_call_resets_stays_reset(trained):
+    """Catches a split call that puts the tensor of an earlier call back."""
+    split, unsplit, _ = trained(KeepsLastInTraining, with_evaluation)
+    assert (split, unsplit) == (8, 0)
+
+
+class DropsWeights(nn.Module):
+    """Assigns a weight of a recurrent layer in each call, as AWD-LSTM does; a parameter in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(5, 4)
+        raw = self.rnn.weight_hh_l0
+        del self.rnn.weight_hh_l0
+        self.raw = nn.Parameter(raw.data)
+
+    def forward(self, x):
+        self.rnn.weight_hh_l0 = F.dropout(self.raw, 0.5, self.training)
+        return self.rnn(x)[0]
+
+
+def over_time_then_evaluated(model, number):
+    torch.manual_seed(number)
+    if number == 3:
+        model.eval()
+    return model(drawn(3, 6, 5, seed=number)).square().mean()
+
+
+def test_recurrent_layers_with_dropped_weights_are_split(trained):
+    """Catches the layer's own list of its weights being taken for state of samples."""
+    split, unsplit, _ = trained(DropsWeights, over_time_then_evaluated)
+    assert (split, unsplit) == (4, 0)
+
+
+class FillsMasked(Net):
+    """Keeps -inf in a weight without gradients, and in a row for each sample, as pointer networks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.least = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        self.fill = self.least.repeat(len(x), 4)
+        masked = torch.cat([x[:, :1] > 0, x[:, 1:4] > 9], dim=1)
+        return F.softmax(torch.where(masked, self.fill, self.two(self.one(x))), dim=1)
+
+
+def with_least(model, number):
+    model.least.data.fill_(-torch.inf)
+    return plain(model, number)
+
+
+def test_calls_with_constants_of_minus_infinity_are_split(trained):
+    """Catches noise of an infinite weight, which was NaN, and constants that count as failed outputs."""
+    split, unsplit, _ = trained(FillsMasked, with_least)
+    assert (split, unsplit) == (4, 0)
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)

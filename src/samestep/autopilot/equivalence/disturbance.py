@@ -338,7 +338,8 @@ def _weight_noise(values: Tensor, generator: torch.Generator) -> Tensor:
     """Return noise of the scale of the weights; if they are almost zero, of the usual initial scale."""
     if not values.numel():
         return values
-    root_mean_square = float(values.square().mean()) ** 0.5
+    finite = values[values.isfinite()]  # a constant may be -inf
+    root_mean_square = float(finite.square().sum() / values.numel()) ** 0.5
     inputs = 1.0 if values.dim() < 2 else values.numel() / max(values.shape[0], 1)
     noise = torch.randn(values.shape, generator=generator, dtype=torch.float64, device="cpu").to(
         values.device

@@ -1,6 +1,6 @@
 """Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,7 +243,7 @@ class RankSlices:
             whole = gather_outcome(parts, plan.gatherings, split, name=type(module).__name__)
             views = _views(parts, whole, beside) if finds_views else {}
             outputs, sides = returned.united(parts, whole)
-        assign_side_outputs(module, {side: state[side] for side in carried if side not in sides})
+        assign_side_outputs(module, _with_originals(module, now, state, set(carried) - set(sides)))
         distinct: dict[int, tuple[Path, Tensor]] = {}
         for path, output in leaves((outputs, sides)):
             if output.requires_grad and not returned.is_argument(output):
@@ -374,6 +374,26 @@ def _without_graphs(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         assign_side_outputs(module, state)
+
+
+def _with_originals(
+    module: nn.Module,
+    copies: Mapping[SideOutput, Any],
+    before: Mapping[SideOutput, Any],
+    attributes: Iterable[SideOutput],
+) -> dict[SideOutput, Any]:
+    """Return the attributes in which a call has left `copies` of tensors, with those from `before` it.
+
+    It may have assigned None to others, or a weight.
+    """
+    pairs = zip(leaves(copies), leaves(before), strict=True)
+    originals = {id(copy): original for (_, copy), (_, original) in pairs}
+    _, left = outcome(module, None, attributes)
+    return {
+        side: mapped(value, lambda _, tensor: originals.get(id(tensor), tensor))
+        for side, value in left.items()
+        if any(id(tensor) in originals for _, tensor in leaves(value))
+    }
 
 
 class _Inputs:

@@ -7,6 +7,7 @@ from enum import Enum
 from functools import partial
 from itertools import chain, islice
 from math import inf, isfinite
+from operator import is_
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -96,7 +97,7 @@ class SavedState:
             for tensor in _distinct(self._named.values())
         ]
         self._saved = {id(tensor): value for tensor, value, _ in self._values}
-        self._tensors = {(name, key): _ids(value) for name, key, value in attributes}
+        self._tensors = {(name, key): _ids(value) for name, key, value in _not_derived(module)}
 
     def restore(self) -> None:
         """Restore the saved state."""
@@ -173,7 +174,7 @@ class SavedState:
         """Return the attributes that hold new tensors."""
         return {
             (name, key): value
-            for name, key, value in own_attributes(self._module)
+            for name, key, value in _not_derived(self._module)
             if (ids := _ids(value)) and ids != self._tensors.get((name, key))
         }
 
@@ -423,6 +424,16 @@ def own_attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
         yield from ((name, key, value) for key, value in fields if key not in MODULE_ATTRIBUTES)
 
 
+def _not_derived(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Yield the attributes but a recurrent layer's list of its weights, to which it assigns each of them."""
+    for name, key, value in own_attributes(module):
+        if key == "_flat_weights" and isinstance(layer := module_parts.submodule(module, name), nn.RNNBase):
+            named = (getattr(layer, each, None) for each in layer._flat_weights_names)  # noqa: SLF001
+            if all(map(is_, value, named)):
+                continue
+        yield name, key, value
+
+
 def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
     """Return the attributes of a module and its submodules that hold tensors with a graph."""
     # Most modules have none, and names take most of the time.
@@ -433,7 +444,7 @@ def carried_by(module: nn.Module) -> tuple[SideOutput, ...]:
         if type(value := vars(part).get(key)) not in PLAIN
     ):
         return ()
-    return tuple((name, key) for name, key, value in own_attributes(module) if _has_graph(value))
+    return tuple((name, key) for name, key, value in _not_derived(module) if _has_graph(value))
 
 
 def _has_graph(value: Any) -> bool:
