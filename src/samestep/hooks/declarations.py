@@ -164,6 +164,18 @@ ACTIVATION_CHECKPOINT = Hook(
 PADDED_SEQUENCE = Hook(
     "torch._VF", "_pad_packed_sequence", _SPLIT, "a slice is padded to the longest sequence of the batch"
 )
+ALIGNED_MASK = Hook(
+    "torch",
+    "_nested_tensor_from_mask_left_aligned",
+    _SPLIT,
+    "a transformer drops padding from a slice if it can from the whole batch",
+)
+OVERRIDDEN = Hook(
+    "torch.overrides",
+    "has_torch_function",
+    _SPLIT,
+    "a transformer computes in its fast way though reads of its samples are watched",
+)
 PACKED_SEQUENCE = Hook(
     "torch.nn.utils.rnn",
     "_packed_sequence_init",

@@ -3,6 +3,7 @@
 import random
 import re
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -483,6 +484,42 @@ def test_calls_with_constants_of_minus_infinity_are_split(trained):
     """Catches noise of an infinite weight, which was NaN, and constants that count as failed outputs."""
     split, unsplit, _ = trained(FillsMasked, with_least)
     assert (split, unsplit) == (4, 0)
+
+
+class Padded(nn.Module):
+    """Averages over all places, those of padding included."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.embed, self.reads = nn.Embedding(9, 8), reads
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+
+    def forward(self, tokens):
+        padding = tokens == 0
+        scale = 2.0 if self.reads and padding.any() else 1.0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+            return self.encoder(self.embed(tokens), src_key_padding_mask=padding).mean(1) * scale
+
+
+def evaluated_with_padding(reads):
+    torch.manual_seed(3)
+    model, found = Padded(reads).double().eval(), []
+    with torch.no_grad():
+        for first, last in ((0, 0), (0, 0), (1, 0), (0, 1), (1, 1)):
+            tokens = torch.randint(1, 9, (8, 6))
+            tokens[::3, 4:] = 0
+            tokens[1, 2] = 0 if first else 1
+            tokens[6, 2] = 0 if last else 1
+            found.append(model(tokens).square().sum().item())
+    return found
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_padding_is_dropped_from_slices_as_from_the_whole_batch(compared, reads):
+    """Catches slices that are aligned in a batch that is not, and other numbers of watched layers."""
+    split, unsplit, lines = compared(evaluated_with_padding, reads)
+    assert (split, unsplit) == (5, 0), lines
 
 
 class ComparesSamples(Plain):

@@ -8,7 +8,15 @@ from weakref import WeakKeyDictionary, finalize
 
 from torch import Tensor, nn
 
-from samestep.autopilot.helpers.helper import Backward, Check, Message, NewMirror, NewPlan, SplitCall
+from samestep.autopilot.helpers.helper import (
+    Backward,
+    Check,
+    FailureRequest,
+    Message,
+    NewMirror,
+    NewPlan,
+    SplitCall,
+)
 from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.messages import Rows, form_of
 from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
@@ -93,6 +101,15 @@ class Exchange:
             pass
         except PeerLost as error:
             self.restart(error)
+
+    def failure_of_helpers(self) -> str:
+        """Return the error of a helper's slice, if one of them has failed in the last call.
+
+        Raises:
+            PeerLost: a helper is lost.
+        """
+        self._helpers.line.send(FailureRequest())
+        return self._helpers.line.collect()
 
     def release(self, number: int) -> None:
         """Release the graph of a call, here now and on helpers with the next message."""

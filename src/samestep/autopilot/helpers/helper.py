@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.effects import watch_effects
+from samestep.autopilot.equivalence.split_comparison import in_one_line
 from samestep.autopilot.helpers.messages import LineOfHelper
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
 from samestep.autopilot.helpers.sent_arguments import received
@@ -66,6 +67,11 @@ class NewPlan(Message):
 
     number: int
     plan: SplitPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRequest(Message):
+    """A request for the error of the last slice, after the ranks have learned that one of them has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,8 @@ class Helper:
     line: LineOfHelper
     mirrors: dict[int, Mirror] = field(default_factory=dict)
     weights: MappedWeights = field(default_factory=MappedWeights)
+    failure: str = ""
+    """The error of the last slice; empty if there was none."""
 
     def serve(self) -> None:
         """Carry out messages until the script has ended.
@@ -149,11 +157,14 @@ class Helper:
                 self.slices.graphs.pop(call, None)
             if isinstance(message, (SplitCall, Backward)):
                 self._compute(message)
+            elif isinstance(message, FailureRequest):
+                self.line.answer(self.failure)
             else:
                 self._prepare(message)
 
     def _compute(self, message: "SplitCall | Backward") -> None:
         """Compute a part of a call or of a backward; if that fails, it fails on all ranks."""
+        self.failure = ""
         try:
             if isinstance(message, SplitCall):
                 note(f"slice of call {message.call}")
@@ -166,7 +177,8 @@ class Helper:
             pass
         except PeerLost:
             raise
-        except Exception:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
+        except Exception as error:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
+            self.failure = in_one_line(error)
             with suppress(OtherRankFailedError):
                 self.slices.world.fail()
 

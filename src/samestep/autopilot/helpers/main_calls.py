@@ -90,6 +90,11 @@ CallState: TypeAlias = tuple[Reach, Attributes, Signature, Surroundings]
 """The objects that a call reaches, the attributes that guard its plan, its signature, and its modes."""
 
 
+def _raised(error: str) -> str:
+    """Return why a call is unsplit one of whose slices has raised an error, given in one line."""
+    return OTHER_BRANCH if error.startswith(OtherBranchError.__name__) else f"{RAISED} ({error})"
+
+
 def _concerns_whole(why: str) -> bool:
     """Return whether a reason why a call is unsplit is none for its parts."""
     return why not in (KEPT_UNSPLIT, FEWER)
@@ -542,14 +547,21 @@ class MainCalls:
             self.exchange.restart(error)
             return LOST
         except OtherRankFailedError:
-            return RAISED
+            return self._failed_elsewhere()
         except Exception as error:
             self.exchange.fail()
             if is_of_signal(error):
                 raise
-            raised = f"{RAISED} ({in_one_line(error)})"
-            return OTHER_BRANCH if isinstance(error, OtherBranchError) else raised
+            return _raised(in_one_line(error))
         return PRINTS if printed.any else result
+
+    def _failed_elsewhere(self) -> str:
+        """Return why a call failed whose slice on a helper has raised an error."""
+        try:
+            return _raised(self.exchange.failure_of_helpers())
+        except PeerLost as error:
+            self.exchange.restart(error)
+            return LOST
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:
         """Record that the mirrors of a module are as the module, after a split call."""

@@ -7,7 +7,7 @@ norm. So before each collective within a forward the ranks agree that none has f
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.autopilot.state.sample_reads import GuardedReads, SampleReads
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, wrapping
@@ -138,9 +140,39 @@ is_checkpointed: ContextVar[bool] = ContextVar("samestep_checkpointed", default=
 """Whether an activation checkpoint of the script, outside of split calls, computes its function."""
 
 
+def _is_aligned(original: Callable[[Tensor, Tensor], bool], rows: Tensor, mask: Tensor) -> bool:
+    """Return whether all padding of the whole batch is at the ends of its rows.
+
+    In evaluation `nn.TransformerEncoder` then computes without it, and its outputs there are zeros.
+    """
+    is_aligned, context = original(rows, mask), current_slice.get()
+    if context is None:
+        return is_aligned
+    flag = torch.tensor([float(is_aligned)], device="cpu")
+    before_collective()
+    context.split.world.all_reduce(flag, op="min")
+    return bool(flag)
+
+
+def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable[Any]) -> bool:
+    """Return whether a class or a mode overrides what torch computes of operands; to watch reads is none.
+
+    Torch's transformers compute in another way then, which leaves other numbers for padding.
+    """
+    operands = tuple(operands)
+    modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if not modes or not all(isinstance(mode, (SampleReads, GuardedReads)) for mode in modes):
+        return original(operands)
+    kinds = {type(operand) for operand in operands} - {Tensor}
+    return any(getattr(kind, "__torch_function__", _PLAIN) is not _PLAIN for kind in kinds)
+
+
+_PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spelling
+
+
 @contextmanager
 def slice_aware_functions() -> Iterator[None]:
-    """Let activation checkpoints recompute their slice, and pack and pad sequences as in the whole batch.
+    """Let activation checkpoints recompute their slice, and pad sequences as in the whole batch.
 
     A packed sequence is padded to the longest sequence of the batch: otherwise a mean over time, or an output
     with a time dimension, would depend on the samples of the slice.
@@ -195,6 +227,8 @@ def slice_aware_functions() -> Iterator[None]:
         declarations.ACTIVATION_CHECKPOINT: wrapping(checkpoint),
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
+        declarations.ALIGNED_MASK: wrapping(_is_aligned),
+        declarations.OVERRIDDEN: wrapping(_is_overridden),
     }
     with attached_all(hooks):
         yield

@@ -379,7 +379,7 @@ class HeldTensors:
         parts = (part for part in modules_of(module) if not type(part).__module__.startswith("torch."))
         self._before = [(part, dict(vars(part)), _held_by(part)) for part in parts]
         self._buffers = [(part._buffers, dict(part._buffers)) for part, *_ in self._before]  # noqa: SLF001
-        self._undo = [undo for value in _distinct(values) for undo in _saved_parts(value)]
+        self._undo = [undo for value in _distinct(values) for undo in _saved(value)]
         self._globals = [(names, name, names[name]) for names, name in globals_of(module) if name in names]
 
     def kept(
@@ -398,7 +398,7 @@ class HeldTensors:
         return None
 
     def restore(self) -> None:
-        """Assign attributes and globals again, and restore items of containers and fields of objects."""
+        """Restore attributes, globals, containers, objects, arrays, generators and cached results."""
         for undo in self._undo:
             undo()
         for names, name, value in self._globals:

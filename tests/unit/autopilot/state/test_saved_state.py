@@ -4,11 +4,13 @@ from collections import OrderedDict
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from samestep.autopilot.state.saved_state import SavedArguments, SavedState
+from samestep.autopilot.state.reachable_state import reached
+from samestep.autopilot.state.saved_state import HeldTensors, SavedArguments, SavedState
 
 
 class Instances(OrderedDict):
@@ -178,6 +180,26 @@ def test_state_beside_attributes_is_restored(change):
     change(module)
     before.restore()
     assert (state(), references[module]) == (module_state, reference)
+
+
+class HoldsGenerators(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.table = np.random.default_rng(3), np.zeros(4)
+        self.drawn = lru_cache(None)(self.generator.random)
+
+    def forward(self):
+        self.table += self.drawn(2)[0]
+        return self.table[0]
+
+
+def test_what_a_call_in_vain_has_drawn_is_undone():
+    """Catches a number that stays in a cache, or a generator that goes on, when a split call is undone."""
+    module = HoldsGenerators()
+    before = HeldTensors(module, [value for _, value in reached(module)])
+    first = module()
+    before.restore()
+    assert module() == first
 
 
 class Cached(nn.Module):
