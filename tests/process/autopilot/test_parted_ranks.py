@@ -93,6 +93,7 @@ def test_no_rank_waits_for_one_that_has_left(processes, tmp_path, make, change, 
     ((found, is_lost, lines),) = processes.run(with_helpers, 1, *work)
     assert not is_lost, lines
     assert found == pytest.approx(trained(*work), rel=0, abs=1e-12)
+    assert any("IndexError" in line for line in lines), lines
 
 
 def test_a_model_that_holds_its_own_state_again_is_split(processes):

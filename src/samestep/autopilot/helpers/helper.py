@@ -178,7 +178,7 @@ class Helper:
         except PeerLost:
             raise
         except Exception as error:  # noqa: BLE001 - the main rank computes the call, and raises what it raises
-            self.failure = in_one_line(error)
+            self.failure = "" if self.slices.world.step.has_ended else in_one_line(error)
             with suppress(OtherRankFailedError):
                 self.slices.world.fail()
 

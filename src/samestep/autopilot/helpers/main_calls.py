@@ -546,21 +546,20 @@ class MainCalls:
         except PeerLost as error:
             self.exchange.restart(error)
             return LOST
-        except OtherRankFailedError:
-            return self._failed_elsewhere()
         except Exception as error:
+            follows = self._slices.world.step.has_ended
             self.exchange.fail()
             if is_of_signal(error):
                 raise
-            return _raised(in_one_line(error))
+            return self._failed_elsewhere(error) if follows else _raised(in_one_line(error))
         return PRINTS if printed.any else result
 
-    def _failed_elsewhere(self) -> str:
-        """Return why a call failed whose slice on a helper has raised an error."""
+    def _failed_elsewhere(self, error: Exception) -> str:
+        """Return why a call failed, given an error that follows from that of a helper's slice."""
         try:
-            return _raised(self.exchange.failure_of_helpers())
-        except PeerLost as error:
-            self.exchange.restart(error)
+            return _raised(self.exchange.failure_of_helpers() or in_one_line(error))
+        except PeerLost as lost:
+            self.exchange.restart(lost)
             return LOST
 
     def _record(self, module: nn.Module, plan: SplitPlan) -> None:

@@ -64,6 +64,11 @@ class ExchangeStep:
         """Begin the next exchange, in which all ranks are in step."""
         self._error = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this rank has learned that the ranks are not in step: an error of its own may follow."""
+        return self._error is not None
+
     @contextmanager
     def collective(self, *, ends: bool = False) -> Iterator[None]:
         """Run a collective in the block, the last one if it `ends` the exchange.

@@ -143,7 +143,7 @@ is_checkpointed: ContextVar[bool] = ContextVar("samestep_checkpointed", default=
 def _is_aligned(original: Callable[[Tensor, Tensor], bool], rows: Tensor, mask: Tensor) -> bool:
     """Return whether all padding of the whole batch is at the ends of its rows.
 
-    In evaluation `nn.TransformerEncoder` then computes without it, and its outputs there are zeros.
+    In evaluation torch's transformer encoder then computes without it, and its outputs there are zeros.
     """
     is_aligned, context = original(rows, mask), current_slice.get()
     if context is None:

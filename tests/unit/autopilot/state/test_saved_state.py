@@ -193,7 +193,7 @@ class HoldsGenerators(nn.Module):
         return self.table[0]
 
 
-def test_what_a_call_in_vain_has_drawn_is_undone():
+def test_an_undone_call_leaves_caches_generators_and_arrays_as_before():
     """Catches a number that stays in a cache, or a generator that goes on, when a split call is undone."""
     module = HoldsGenerators()
     before = HeldTensors(module, [value for _, value in reached(module)])
