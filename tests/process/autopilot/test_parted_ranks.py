@@ -105,6 +105,29 @@ def test_a_model_that_holds_its_own_state_again_is_split(processes):
     assert not [line for line in lines if "unsplit" in line], lines
 
 
+class NormedPlaces(nn.Module):
+    """Normalizes each place of sequences that come time first."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(7), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(self.norm(x.transpose(0, 1)))
+
+
+def places_normed():
+    torch.manual_seed(2)
+    model = NormedPlaces().double()
+    return [model(torch.randn(7, 8, 4).double()).square().sum().item() for _ in range(3)]
+
+
+def test_a_way_whose_slices_communicate_other_sizes_leaves_the_next_to_be_tried(compared):
+    """Only this finds a check that ends with the first way, along time, as the ranks part in it."""
+    split, unsplit, lines = compared(places_normed)
+    assert (split, unsplit) == (3, 0), lines
+
+
 def failing_before_a_check(_, target, failing):
     """Return what `with_helpers` does where a function that checks begin with fails on one of three ranks."""
     original, helper = resolve_name(target), TeamMemory.helper

@@ -238,7 +238,7 @@ class SplitComparison:
         with watching_reductions(when=watches) as watching:
             try:
                 with (
-                    failing_together(self.agreed_on_each),
+                    failing_together(self.agreed_on_each, self.are_same),
                     eagerly(self.module, when=precise is not None),
                     nullcontext() if precise is None else quiet(),
                     precise or checked,

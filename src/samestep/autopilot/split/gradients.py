@@ -90,7 +90,8 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
                 "because a penalty from it covers only a worker's slice."
             )
         if of_weights:
-            before_collective()
+            shapes = [None if gradient is None else gradient.shape for gradient in of_weights]
+            before_collective("averaged", shapes)
             gradients.average(of_weights)
         return results
 

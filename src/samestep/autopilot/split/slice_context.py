@@ -50,6 +50,8 @@ def packed_rows(batch_sizes: Tensor, order: Tensor | None, split: BatchSplit) ->
     packed = places if order is None else order
     whole = torch.zeros(split.total, dtype=torch.float64, device="cpu")
     whole[split.start + packed] = own_lengths.double()
+    # After what raises an error if the sequences are not those of this slice.
+    before_collective("packed", split.total)
     split.world.all_reduce(whole)
     whole = whole.long()
     # By the operation by which torch orders the sequences of the whole batch.
@@ -87,17 +89,22 @@ class _Together:
     """The block of `failing_together`, which a model's forward runs in."""
 
     agree: Agree
+    are_same: Callable[[Any], bool]
+    """Returns whether all ranks have passed the same value."""
     failure: str = ""
     """Why the block has failed on all ranks: a model may catch the error of that."""
 
-    def agree_on(self, *, is_end: bool) -> None:
-        """Raise an error if another rank has failed, or if only some are at the end of their slices."""
+    def agree_on(self, collective: Any = None) -> None:
+        """Raise an error if the ranks do not come together to this collective, or to their slices' ends."""
+        is_end = collective is None
         if not self.failure:
             has_failed_none, are_at_end, are_within = self.agree(True, is_end, not is_end)  # noqa: FBT003
             if not has_failed_none:
                 self.failure = "another worker's slice failed"
             elif not are_at_end and not are_within:
                 self.failure = "its slices communicate different numbers of times"
+            elif not is_end and not self.are_same(collective):
+                self.failure = "its slices communicate different numbers of values"
         if self.failure:
             raise OtherRankFailedError(self.failure)
 
@@ -149,7 +156,7 @@ def _is_aligned(original: Callable[[Tensor, Tensor], bool], rows: Tensor, mask: 
     if context is None:
         return is_aligned
     flag = torch.tensor([float(is_aligned)], device="cpu")
-    before_collective()
+    before_collective("aligned")
     context.split.world.all_reduce(flag, op="min")
     return bool(flag)
 
@@ -210,7 +217,7 @@ def slice_aware_functions() -> Iterator[None]:
             # The host has the lengths, and the ranks of a script exchange tensors of the host, too. A device
             # would have to finish its work first.
             longest = torch.tensor([length], device="cpu")
-            before_collective()
+            before_collective("padded")
             context.split.world.all_reduce(longest, op="max")
             length = int(longest)
         return original(data, batch_sizes, batch_first, padding_value, length)
@@ -218,7 +225,6 @@ def slice_aware_functions() -> Iterator[None]:
     def pack(original: Callable[..., Any], data: Any, batch_sizes: Any, order: Any = None, *args: Any) -> Any:
         context = current_slice.get()
         if context is not None and context.packings is not None:
-            before_collective()
             own_order = None if order is None else order.to("cpu")
             context.packings.append(packed_rows(batch_sizes, own_order, context.split))
         return original(data, batch_sizes, order, *args)
@@ -235,9 +241,9 @@ def slice_aware_functions() -> Iterator[None]:
 
 
 @contextmanager
-def failing_together(agree: Agree) -> Iterator[None]:
+def failing_together(agree: Agree, are_same: Callable[[Any], bool]) -> Iterator[None]:
     """End the block on all ranks if one of them raises; raise `OtherRankFailedError` on the others."""
-    together = _Together(agree)
+    together = _Together(agree, are_same)
     with _together.bound(together):
         try:
             yield
@@ -249,13 +255,16 @@ def failing_together(agree: Agree) -> Iterator[None]:
             together.fail()
             raise
         else:
-            together.agree_on(is_end=True)
+            together.agree_on()
 
 
-def before_collective() -> None:
-    """Raise `OtherRankFailedError` if another rank has failed, or is at the end of its slice.
+def before_collective(*form: Any) -> None:
+    """Raise `OtherRankFailedError` if another rank has failed, or comes to another collective or to its end.
 
     Outside of `failing_together` this does nothing.
+
+    Args:
+        form: what the collective is, and the sizes of its tensors.
 
     Raises:
         UsageError: the samples are in a list, over which a forward may loop.
@@ -268,7 +277,7 @@ def before_collective() -> None:
         )
     together = _together.get()
     if together is not None:
-        together.agree_on(is_end=False)
+        together.agree_on(form)
 
 
 _NormalizeBatch: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor], Tensor]
@@ -280,7 +289,8 @@ def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
     """Normalize this rank's slices with the statistics of the whole batch."""
 
     def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
-        before_collective()
+        module._check_input_dim(batch)  # noqa: SLF001 - that of one slice may have no sample dimension
+        before_collective("normalized", batch.shape[1], batch.dtype)
         return global_forward(module, batch, world=world)
 
     return bound(_normalize, normalize)
