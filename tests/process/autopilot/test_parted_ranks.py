@@ -122,7 +122,7 @@ def places_normed():
     return [model(torch.randn(7, 8, 4).double()).square().sum().item() for _ in range(3)]
 
 
-def test_a_way_whose_slices_communicate_other_sizes_leaves_the_next_to_be_tried(compared):
+def test_slices_that_communicate_other_sizes_end_one_way_and_not_the_check(compared):
     """Only this finds a check that ends with the first way, along time, as the ranks part in it."""
     split, unsplit, lines = compared(places_normed)
     assert (split, unsplit) == (3, 0), lines
