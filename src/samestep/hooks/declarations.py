@@ -174,7 +174,7 @@ OVERRIDDEN = Hook(
     "torch.overrides",
     "has_torch_function",
     _SPLIT,
-    "a transformer computes in its fast way though reads of its samples are watched",
+    "a transformer computes in its fast way though reads of its samples are guarded",
 )
 PACKED_SEQUENCE = Hook(
     "torch.nn.utils.rnn",

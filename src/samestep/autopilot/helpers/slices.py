@@ -40,6 +40,7 @@ from samestep.autopilot.split.random_draws import GlobalDraws
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, have_values_of, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice, check_draws
+from samestep.autopilot.split.slice_context import unseen_by_layers
 from samestep.autopilot.split.written_tensors import WrittenTensors
 from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.autopilot.state.saved_state import SideOutput, carried_by
@@ -281,7 +282,7 @@ class RankSlices:
         """Return the outputs of this rank's slice."""
         name = type(module).__name__
         draws = None if plan.draws is None else GlobalDraws(split, plan.draws)
-        reads = GuardedReads(plan.reads, name) if plan.reads else None
+        reads = unseen_by_layers(GuardedReads(plan.reads, name)) if plan.reads else None
         watches = plan.watches_operations and plan.operations is not None and draws is None
         recorder: OperationRecorder | None = OperationRecorder() if watches else None
         written = WrittenTensors(module, plan)

@@ -1,12 +1,11 @@
 """Runs a module on this rank's slice of a batch, with the statistics and draws of the whole batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from samestep.autopilot.split.call_arguments import CallArguments
 from samestep.autopilot.split.random_draws import GlobalDraws
@@ -57,7 +56,7 @@ def call_slice(
     split: BatchSplit,
     *,
     draws: GlobalDraws | None,
-    reads: TorchFunctionMode | None = None,
+    reads: AbstractContextManager[object] | None = None,
 ) -> Any:
     """Return the ungathered outputs of a slice; raise `UsageError` if it writes into its arguments."""
     versions = versions_of(part)

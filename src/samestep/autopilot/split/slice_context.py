@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.state.sample_reads import GuardedReads, SampleReads
+from samestep.autopilot.state.sample_reads import GuardedReads
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, wrapping
@@ -161,22 +161,6 @@ def _is_aligned(original: Callable[[Tensor, Tensor], bool], rows: Tensor, mask: 
     return bool(flag)
 
 
-def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable[Any]) -> bool:
-    """Return whether a class or a mode overrides what torch computes of operands; to watch reads is none.
-
-    Torch's transformers compute in another way then, which leaves other numbers for padding.
-    """
-    operands = tuple(operands)
-    modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    if not modes or not all(isinstance(mode, (SampleReads, GuardedReads)) for mode in modes):
-        return original(operands)
-    kinds = {type(operand) for operand in operands} - {Tensor}
-    return any(getattr(kind, "__torch_function__", _PLAIN) is not _PLAIN for kind in kinds)
-
-
-_PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spelling
-
-
 @contextmanager
 def slice_aware_functions() -> Iterator[None]:
     """Let activation checkpoints recompute their slice, and pad sequences as in the whole batch.
@@ -234,9 +218,36 @@ def slice_aware_functions() -> Iterator[None]:
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
-        declarations.OVERRIDDEN: wrapping(_is_overridden),
     }
     with attached_all(hooks):
+        yield
+
+
+_PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spelling
+
+
+def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable[Any]) -> bool:
+    """Return whether a class or a mode overrides what torch computes of operands; to guard reads is none.
+
+    Torch's transformers compute in another way then, which leaves other numbers for padding.
+    """
+    operands = tuple(operands)
+    if not original(operands):  # first, as compiled code knows this function
+        return False
+    modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if not all(isinstance(mode, GuardedReads) for mode in modes):
+        return True
+    kinds = {type(operand) for operand in operands} - {Tensor}
+    return any(getattr(kind, "__torch_function__", _PLAIN) is not _PLAIN for kind in kinds)
+
+
+@contextmanager
+def unseen_by_layers(reads: GuardedReads) -> Iterator[None]:
+    """Guard reads in the block, unseen by torch's layers.
+
+    It is for one call, since `torch.compile` does not compile a function that is replaced.
+    """
+    with attached(declarations.OVERRIDDEN, wrapping(_is_overridden)), reads:
         yield
 
 
