@@ -522,6 +522,35 @@ def test_padding_is_dropped_from_slices_as_from_the_whole_batch(compared, reads)
     assert (split, unsplit) == (5, 0), lines
 
 
+def evaluated_after_compiled_dropout():
+    """Return results of training and evaluation, and how often compiled code ran in the last evaluation."""
+    torch.manual_seed(3)
+    runs = []
+
+    def backend(graph, _):
+        def run(*inputs):
+            runs.append(1)
+            return graph(*inputs)
+
+        return run
+
+    torch.compiler.reset()
+    layers = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 4)).double()
+    model, found = torch.compile(layers, backend=backend), []
+    for number in range(6):
+        layers.train(number < 3)
+        runs.clear()
+        with torch.set_grad_enabled(number < 3):
+            found.append(model(torch.randn(7, 5).double()).square().sum().item())
+    return [*found, len(runs)]
+
+
+def test_code_with_dropout_runs_compiled_in_evaluation(compared):
+    """Catches compiled code that a split call runs while draws are watched: torch never compiles it then."""
+    split, unsplit, lines = compared(evaluated_after_compiled_dropout)
+    assert (split, unsplit) == (6, 0), lines
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)

@@ -239,7 +239,7 @@ class SplitComparison:
             try:
                 with (
                     failing_together(self.agreed_on_each, self.are_same),
-                    eagerly(self.module, when=precise is not None),
+                    eagerly(self.module, when=precise is not None or mode is not None or watches),
                     nullcontext() if precise is None else quiet(),
                     precise or checked,
                     watching or nullcontext(),

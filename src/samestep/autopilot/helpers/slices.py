@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from samestep.autopilot.equivalence.check import AT_ONCE, EquivalenceCheck, Pace, Verdict
 from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.split_comparison import SplitTrace
+from samestep.autopilot.equivalence.unsplit_call import eagerly
 from samestep.autopilot.helpers.messages import RowsOfTensor
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
 from samestep.autopilot.helpers.team import TeamWorld
@@ -289,7 +290,9 @@ class RankSlices:
         observer = draws or recorder
         if observer is not None:
             observer.follow(with_samples(module, part, plan.dims, plan.sides))
-        with recorder or nullcontext():
+        # Torch compiles nothing while operations are watched, nor later what it has met meanwhile.
+        is_watched = observer is not None or plan.watches_reductions
+        with recorder or nullcontext(), eagerly(module, when=is_watched):
             outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
         written.agree(split)
         check_draws(name, draws, before if draws is None else None, self.world.device)
