@@ -89,7 +89,7 @@ CHANGES = [
     *((is_frozen, freeze), (has_mean, set_mean), (has_long_bank, lengthen), (has_one_bank, share_bank)),
     *((has_columns, transpose), (has_flag, set_flag), (is_large, enlarge)),
 ]
-"""What a forward asks, and what lets the answer be another one."""
+"""Pairs of a question of a forward, and a change of the model after which its answer is another."""
 
 
 def changed_later(asked, change, *, compiled=False):
@@ -138,7 +138,7 @@ SIZES = [
     (is_long, [(5, 3), (5, 4), (5, 5), (5, 6), (5, 9), (5, 9), (5, 10)]),
     (is_of_nine, [(5, 3), (6, 3), (7, 3), (8, 3), (10, 3), (11, 3), (9, 3), (12, 3), (9, 3)]),
 ]
-"""What a forward asks of its input, and the sizes of the calls."""
+"""Pairs of a question of a forward about its input, and the sizes of the calls."""
 
 
 class AsksForState(AsksForSizes):

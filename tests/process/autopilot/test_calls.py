@@ -422,7 +422,7 @@ class KeepsLastInTraining(Net):
 
 
 def with_evaluation(model, number):
-    """Return a loss that tells whether an evaluation after the call has left a tensor."""
+    """Return a loss that is larger by 1 if an evaluation after the call leaves a tensor."""
     loss = plain(model.train(), number) + model.last.square().mean()
     model.eval()(drawn(6, 5))
     return loss if model.last is None else loss + 1

@@ -236,14 +236,15 @@ def interrupted(_, *, at=None):
     return found
 
 
-def interrupted_with_helpers(_):
+def with_an_event(_, work):
+    """Return results of `work`, whose last call but one an event disturbs, with helpers; and the report."""
     with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
-        return interrupted(_, at=STEPS - 2), account.lines()
+        return work(_, at=STEPS - 2), account.lines()
 
 
 def test_an_interrupted_call_leaves_its_module_as_it_was(processes):
     """It had a slice of its state, with which the next call failed, or which the script saved."""
-    ((found, account),) = processes.run(interrupted_with_helpers, 1)
+    ((found, account),) = processes.run(with_an_event, 1, interrupted)
     assert found == pytest.approx(interrupted(None), rel=1e-9)
     assert not [line for line in account if "unsplit" in line], account
 
@@ -257,12 +258,12 @@ class Reenters(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.last, self.first(x).tanh(), use_reentrant=True)
 
 
-def lost_in_a_reentrant_backward(_, *, lost_at=None):
+def lost_in_a_reentrant_backward(_, *, at=None):
     torch.manual_seed(3)
     model, found = Reenters(), []
     for number in range(STEPS):
         loss = model(torch.randn(14, 6).double()).square().sum()
-        if number == lost_at:
+        if number == at:
             killed(helpers_of_this_process()[1])
         model.zero_grad()
         loss.backward()
@@ -270,14 +271,9 @@ def lost_in_a_reentrant_backward(_, *, lost_at=None):
     return found
 
 
-def with_a_helper_lost_in_it(_):
-    with script_with_helpers(3, ALL_SPLIT, forks=True) as account:
-        return lost_in_a_reentrant_backward(_, lost_at=STEPS - 2), account.lines()
-
-
 def test_a_reentrant_checkpoint_is_computed_again_if_a_helper_is_lost(processes):
     """Torch refuses `torch.autograd.grad` for it, which ended the script."""
-    ((found, account),) = processes.run(with_a_helper_lost_in_it, 1)
+    ((found, account),) = processes.run(with_an_event, 1, lost_in_a_reentrant_backward)
     assert found == pytest.approx(lost_in_a_reentrant_backward(None), rel=1e-9)
     assert not [line for line in account if "unsplit" in line], account
 

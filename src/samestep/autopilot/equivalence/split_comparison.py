@@ -141,7 +141,7 @@ class _Attempt:
     dims: Dims
     split: BatchSplit
     mode: InferredDraws | None
-    """How random numbers are drawn; None if the call draws none."""
+    """The mode that generates its random numbers; None if the call uses none."""
     precise: AbstractContextManager[Any] | None
     slices_state: bool
     """Whether slices go on from slices of what an earlier call has left, or from all of it."""

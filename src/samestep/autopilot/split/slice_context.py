@@ -232,7 +232,7 @@ def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable
     Torch's transformers compute in another way then, which leaves other numbers for padding.
     """
     operands = tuple(operands)
-    if not original(operands):  # first, as compiled code knows this function
+    if not original(operands):
         return False
     modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if not all(isinstance(mode, GuardedReads) for mode in modes):
