@@ -198,7 +198,8 @@ def _compute(data, model, loss, penalty, twin, features):
         lines += [
             "kept = out",
             "with torch.no_grad():\n" + indent(model.called(data, model="copied"), "    "),
-            "loss = loss + 0.2 * F.mse_loss(kept, out)",
+            "out, taught = kept, out",
+            "loss = loss + 0.2 * F.mse_loss(out, taught)",
         ]
     return lines_of(*lines, *(feature.between for feature in features))
 
