@@ -31,7 +31,7 @@ def main():
     began = time.monotonic()
     pool = ProcessPool(timeout_s=options.timeout)
     try:
-        for done, seed in enumerate((seed for seed in seeds if _is_wanted(seed, options.without)), 1):
+        for done, seed in enumerate((seed for seed in seeds if _is_wanted(seed, options)), 1):
             if done % FRESH_AFTER == 0:
                 pool.close()
             _count(pool, seed, folder, sizes, counts, reasons, failed)
@@ -63,6 +63,7 @@ def _options():
     parser.add_argument(
         "--without", default="", help="skip scripts with these parts: their names, separated by /"
     )
+    parser.add_argument("--only", default="", help="skip scripts without this part, such as 'a block'")
     parser.add_argument("--keep", type=absolute, help="keep scripts and files of all seeds in this folder")
     parser.add_argument(
         "--timeout",
@@ -76,9 +77,10 @@ def _options():
     return parser.parse_args()
 
 
-def _is_wanted(seed, without):
-    """Return whether the first line of a script names none of the parts to skip."""
-    return not any(part in make_script(seed).split("\n", 1)[0] for part in without.split("/") if part)
+def _is_wanted(seed, options):
+    """Return whether the first line of a script names the part that all need, and none of those to skip."""
+    name = make_script(seed).split("\n", 1)[0]
+    return options.only in name and not any(part in name for part in options.without.split("/") if part)
 
 
 def _count(pool, seed, folder, sizes, counts, reasons, failed):

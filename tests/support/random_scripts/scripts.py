@@ -20,6 +20,7 @@ OUTPUTS = {"class": "4", "values": "2", "binary": "2", "tags": "4", "next": "11"
 """The number of outputs for each kind of targets; for the next token, the size of the vocabulary."""
 
 _HEADER = '''"""SEED: NAME."""
+import argparse
 import copy
 import functools
 import json
@@ -35,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 from textwrap import indent
 
+from support.random_scripts.blocks import BLOCKS
 from support.random_scripts.features import FAMILIES, Feature
 from support.random_scripts.parts import Part, chance, choose, lines_of
 
@@ -199,7 +200,9 @@ def make_features(rng: Random, *, per_step, has_loss, kind):
     """Return up to three features, numbered by letters, for a model of this kind of data."""
     count = rng.choices((0, 1, 2, 3), (2, 2, 4, 3))[0]
     found = [
-        _turned(rng, choose(rng, SWITCHES)) if chance(rng, 0.4) else choose(rng, rng.choice(FAMILIES))
+        _turned(rng, choose(rng, SWITCHES))
+        if chance(rng, 0.4)
+        else choose(rng, rng.choice((*FAMILIES, BLOCKS)))
         for _ in range(count)
     ]
     possible = [
