@@ -327,7 +327,7 @@ LOSSES = (
     Feature("a second backward", between="(0.5 * loss).backward(retain_graph=True)"),
     Feature(
         "a loss of half of the outputs",
-        between="loss = loss + 0.1 * out[:len(out) // 2].pow(2).mean()",
+        between="loss = loss + 0.1 * out[: (len(out) + 1) // 2].pow(2).mean()",
         needs="out",
     ),
     Feature("one output only", between="loss = loss + 0.1 * out[..., 0].pow(2).mean()", needs="out"),
