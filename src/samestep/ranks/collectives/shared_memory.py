@@ -297,7 +297,7 @@ class SharedMemory:
 
 
 def pieces(tensor: Tensor) -> list[slice]:
-    """Return the elements of each piece of a tensor; an empty one is one piece: its ranks meet."""
+    """Return the elements of each piece of a tensor; an empty one is one piece, for which ranks wait."""
     elements = PIECE // max(1, tensor.element_size())
     return [slice(at, at + elements) for at in range(0, max(1, tensor.numel()), elements)]
 
