@@ -75,6 +75,22 @@ class TimeFirst(nn.Module):
         return self.out(y).view(-1, 4), hidden
 
 
+class MeanOfKernels(Net):
+    """Has a loss that is 0 for large samples, such as those of a check."""
+
+    def forward(self, x):
+        return torch.exp(-self.two(self.one(x)).square().sum(1)).mean()
+
+
+def of_kernels(model, number):
+    return model(drawn(7, 5, seed=number))
+
+
+def test_a_loss_that_is_constant_for_large_samples_is_split(trained):
+    split, unsplit, _ = trained(MeanOfKernels, of_kernels)
+    assert (split, unsplit) == (4, 0)
+
+
 class LeavesPenalty(Plain):
     def forward(self, x):
         scores = super().forward(x)

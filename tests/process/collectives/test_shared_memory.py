@@ -162,6 +162,7 @@ CALLS = {
     "truth": lambda world, ones: world.all_reduce(ones.bool(), op="max"),
     "layout": lambda world, ones: world.all_reduce_later(ones.to_sparse()),
     "source": lambda world, ones: world.broadcast(ones.bool(), src=1),
+    "empty": lambda world, ones: world.all_gather(ones[:0]),
 }
 MESSAGES = {
     "shape": r"all_reduce\(sum\) of float32 \[40000\]",
@@ -171,6 +172,7 @@ MESSAGES = {
     "truth": r"all_reduce\(max\) by the back end of bool \[7\]",
     "layout": r"all_reduce\(sum\) by the back end of float32 \[7\]",
     "source": r"broadcast from 1 by the back end of bool \[7\]",
+    "empty": r"all_gather of float32 \[0\]",
 }
 
 

@@ -38,6 +38,18 @@ def test_slices_are_gathered_if_a_rank_has_no_samples():
     assert all(torch.equal(found, whole) for found in run_ranks(there_and_back, 3))
 
 
+@pytest.mark.parametrize("total", [2, 7])
+def test_slices_of_rows_without_elements_are_gathered(total):
+    """Catches rows that are counted by their elements: an empty feature had more rows than the batch."""
+    whole = drawn(total, 0, 3)
+
+    def there_and_back(world):
+        split = BatchSplit(world, total)
+        return split.gathered(split.sliced(whole, 0), 0)
+
+    assert all(found.shape == whole.shape for found in run_ranks(there_and_back, 3))
+
+
 def function(weight, x):
     return torch.tanh(x @ weight) ** 2
 

@@ -4,7 +4,7 @@ The mean of a slice is not the mean of the batch: labels may be ignored, classes
 weight is the divisor of the operation that reduces the samples::
 
     cross entropy, nll        the total weight of the labels that count
-    mse, l1, huber, bce       the number of elements
+    mse, l1, bce, margins     the number of elements
     x.mean()                  the number of elements
     x.sum() / n               n
     x.sum() * (1 / n)         n
@@ -124,6 +124,8 @@ LOSSES_OF_ELEMENTS = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "soft_margin_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
 )
 """Operations of torch that are losses over all elements of a tensor."""
 LINEAR = (
@@ -586,6 +588,7 @@ def _by_number(
 _COMPUTED_READERS: Mapping[Any, Callable[..., Term]] = {
     **dict.fromkeys((aten.nll_loss_forward, aten.nll_loss2d_forward), _computed_labels),
     **{getattr(aten, name): _computed_elements for name in LOSSES_OF_ELEMENTS},
+    aten.multilabel_margin_loss_forward: _computed_elements,
     **dict.fromkeys((aten.mean, aten.sum), _computed_mean),
     **{getattr(aten, name): _computed_sum for name in (*LINEAR, "detach")},
     **dict.fromkeys((aten.mul, aten.div), _computed_product),

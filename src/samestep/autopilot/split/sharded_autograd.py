@@ -245,15 +245,15 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
     They are sent as bytes, to support all dtypes; shorter parts are padded.
     """
     flat = part.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
-    row = flat[:1].numel() if len(flat) else math.prod(part.shape[:dim] + part.shape[dim + 1 :])
+    of_row = flat.shape[1:]
+    row = math.prod(of_row)
     message, most = flat.view(-1), max(lengths) * row
     if flat.numel() < most:
         message = torch.zeros(most, dtype=part.dtype, device=part.device)
         message[: flat.numel()] = flat.view(-1)
     parts = world.all_gather(message.view(torch.uint8))
-    shape = (-1, *flat.shape[1:]) if row else flat.shape
     rows = [
-        gathered.view(part.dtype)[: length * row].view(shape if length else (0, *flat.shape[1:]))
+        gathered.view(part.dtype)[: length * row].view(length, *of_row)
         for gathered, length in zip(parts, lengths, strict=True)
     ]
     return torch.cat(rows).movedim(0, dim)

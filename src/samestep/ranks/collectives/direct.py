@@ -69,7 +69,7 @@ class DirectCollectives:
             contiguous, call = as_contiguous(tensor), signature(self._rank, "all_gather", tensor)
             gathered = [torch.empty_like(contiguous) for _ in range(self._size)]
             flat = [flat_tensor.view(-1) for flat_tensor in gathered]
-            for part in _pieces_to_send(contiguous):
+            for part in pieces(contiguous):
                 received = self._received([contiguous.view(-1)[part]] * self._size, call)
                 for target, piece in zip(flat, received, strict=True):
                     target[part] = piece
@@ -84,7 +84,7 @@ class DirectCollectives:
         """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""
         with self._progress.enter("all_reduce"):
             flat, call = flattened(tensor), signature(self._rank, f"all_reduce({op})", tensor)
-            for part in _pieces_to_send(flat):
+            for part in pieces(flat):
                 self._reduce(flat[part], op, call)
             put_back(flat, tensor)
 
@@ -126,11 +126,6 @@ class DirectCollectives:
             self._connections.exchange(*messages, **checks)
         except OSError as error:
             raise RuntimeError(str(error)) from error
-
-
-def _pieces_to_send(tensor: Tensor) -> list[slice]:
-    """Return the elements of each piece; one without any of an empty tensor, whose call is compared too."""
-    return pieces(tensor) or [slice(0, 0)]
 
 
 def _bytes(flat: Tensor) -> memoryview:

@@ -297,9 +297,9 @@ class SharedMemory:
 
 
 def pieces(tensor: Tensor) -> list[slice]:
-    """Return the elements of each piece of a tensor; none of an empty one."""
+    """Return the elements of each piece of a tensor; an empty one is one piece, for which ranks wait."""
     elements = PIECE // max(1, tensor.element_size())
-    return [slice(at, at + elements) for at in range(0, tensor.numel(), elements)]
+    return [slice(at, at + elements) for at in range(0, max(1, tensor.numel()), elements)]
 
 
 def bounds(elements: int, chunks: int) -> list[int]:

@@ -8,6 +8,7 @@ from samestep.autopilot.split.loss_reduction import PLAIN, Reading, read_reducti
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
 Y = torch.tensor([0, 1, 2, -100, 3, 1])
+SETS = torch.stack([Y.abs() % 4, *torch.full((3, 6), -1)], 1)
 MASK = torch.tensor([1.0, 1, 0, 1, 1, 0])
 SCALE = torch.nn.Parameter(torch.tensor(0.3))
 WEIGHT = torch.nn.Parameter(torch.ones(3, 3))
@@ -18,6 +19,8 @@ CASES = {
     "ignored labels": (lambda: F.cross_entropy(X, Y), PLAIN, ("mean", 5.0)),
     "sum": (lambda: F.cross_entropy(X, Y, reduction="sum"), PLAIN, ("sum", 1.0)),
     "elements": (lambda: F.mse_loss(X, X * 2), PLAIN, ("mean", 24.0)),
+    "margins": (lambda: F.multi_margin_loss(X, Y.abs() % 4), PLAIN, ("mean", 24.0)),
+    "margins of sets": (lambda: F.multilabel_margin_loss(X, SETS), PLAIN, ("mean", 24.0)),
     "divided": (lambda: (X.mean(1) * MASK).sum() / MASK.sum(), PLAIN, ("mean", 4.0)),
     "multiplied": (lambda: (X.mean(1) * MASK).sum() * (1.0 / MASK.sum()), RECIPROCAL, ("mean", 4.0)),
     "constant factor": (lambda: -0.5 * X.exp().sum(), PLAIN, ("sum", 1.0)),
