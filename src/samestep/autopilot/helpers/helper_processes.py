@@ -118,10 +118,17 @@ from a busy file system it can take minutes."""
 _REQUEST = 1 << 16  # bytes of the longest request: a guess
 _ANSWER = struct.Struct("=2q")
 """The number of a request, and the process that was started for it; for 0, the starter itself."""
-_FORKING_STARTER = (
-    "import os, sys\nif not os.fork():\n    from {module} import main\n    main(*map(int, sys.argv[1:]))\n"
-)
-"""The program of an interpreter that forks before it imports anything, and ends."""
+_FORKING_STARTER = """import os, sys
+if not os.fork():
+    sys.path[:] = {paths!a}
+    from {module} import main
+    main(*map(int, sys.argv[1:]))
+"""
+"""The program of an interpreter that forks before it imports anything, and ends.
+
+Modules are found where this process finds them: a notebook may have added folders, and the present one, which
+is first for ``python -c``, may hold others of the same names.
+"""
 
 
 class HelperProcesses:
@@ -143,7 +150,8 @@ class HelperProcesses:
                 _fork_starter(starters_line, end, not_for_it=self._line)
             else:
                 files = [starters_line.fileno(), *([] if end is None else [end])]
-                program = _FORKING_STARTER.format(module=__name__)
+                paths = [path for path in sys.path if isinstance(path, str)]
+                program = _FORKING_STARTER.format(module=__name__, paths=paths)
                 subprocess.run([sys.executable, "-c", program, *map(str, files)], pass_fds=files, check=False)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -388,7 +388,7 @@ def _end_with(connection: socket.socket, is_over: Event) -> None:
 
 
 T = TypeVar("T")
-_NOTHING = torch.empty(0, device="cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class NetworkTeamWorld(RelayedWorld):

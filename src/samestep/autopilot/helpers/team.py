@@ -26,7 +26,7 @@ from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, Wor
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
-_NOTHING = torch.empty(0, device="cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class TeamWorld(World, Protocol):

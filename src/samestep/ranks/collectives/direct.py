@@ -46,7 +46,7 @@ from samestep.ranks.world.protocol import DeferredWork, RelayedWorld, Work, Worl
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them: a guess at
 where the time of a second message is that of the bytes."""
-_NOTHING = torch.empty(0, device="cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class DirectCollectives:

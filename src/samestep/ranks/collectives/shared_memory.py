@@ -61,7 +61,7 @@ PIECE = 1 << 20
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it, for one handover instead of
 two."""
-_NOTHING = torch.empty(0, device="cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 _MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more: a guess
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
