@@ -70,8 +70,8 @@ class ModuleCall:
         """Return the reason for which a call without tensors is unsplit."""
         values = [value for _, value in parts_beside_tensors(self.arguments.both)]
         reasons = (np.ndarray, OF_ARRAYS), (PackedSequence, OF_PACKED)
-        found = (why for kind, why in reasons if any(isinstance(value, kind) for value in values))
-        return next(found, NO_TENSORS)
+        matching = (why for kind, why in reasons if any(isinstance(value, kind) for value in values))
+        return next(matching, NO_TENSORS)
 
     @property
     def name(self) -> str:
