@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from samestep.autopilot.equivalence.weight_access import calling, reading
 from samestep.autopilot.split import bypassed_modules
@@ -35,6 +36,7 @@ Fabric registers a hook on each output, which needs the gradient of the whole ba
 """
 NO_TENSORS = "it is called without dense tensors that have dimensions"
 OF_ARRAYS = "it is called with NumPy arrays; convert them to tensors before the call"
+OF_PACKED = "it is called with a PackedSequence; a module that packs the sequences itself can be split"
 LAZY = "its parameters have no shapes before its first call"
 OTHER_STATE = "it goes on from the state of a batch of another size"
 
@@ -66,8 +68,10 @@ class ModuleCall:
 
     def without_samples(self) -> str:
         """Return the reason for which a call without tensors is unsplit."""
-        values = (value for _, value in parts_beside_tensors(self.arguments.both))
-        return OF_ARRAYS if any(isinstance(value, np.ndarray) for value in values) else NO_TENSORS
+        values = [value for _, value in parts_beside_tensors(self.arguments.both)]
+        reasons = (np.ndarray, OF_ARRAYS), (PackedSequence, OF_PACKED)
+        matching = (why for kind, why in reasons if any(isinstance(value, kind) for value in values))
+        return next(matching, NO_TENSORS)
 
     @property
     def name(self) -> str:
