@@ -43,6 +43,11 @@ class ZeroHead(Net):
         nn.init.zeros_(self.head.bias)
 
 
+class EveryThird(ZeroHead):
+    def features(self, x):
+        return super().features(x) * torch.tensor([[1 + 0.1 * (row % 3)] for row in range(len(x))], dtype=D)
+
+
 class Masked(Net):
     def forward(self, x, y):
         counts = (y >= 0).to(D)

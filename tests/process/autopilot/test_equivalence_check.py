@@ -14,6 +14,7 @@ from support.script_runner import ALL_SPLIT
 SPLIT = [models.ZeroHead, models.Selected, models.SumOfSmoothed, models.Penalized, models.Accuracy]
 UNSPLIT = [
     models.Gated,
+    models.EveryThird,  # slices of three samples begin as it does
     models.Hardest,
     models.TwoWeights,
     models.Clamped,

@@ -371,10 +371,13 @@ class EquivalenceCheck:
         """Return how a way fails on further disturbed calls, and yield after each; empty if it passes.
 
         One batch may agree by chance; a slice may have ignored samples only; a counter may act later; what
-        dropout has removed may hide a difference. A call that fails unsplit is repeated with as many samples
-        as the actual call, and skipped if that fails too. The first call took `first_s` seconds.
+        dropout has removed may hide a difference. What depends on the place of a sample may have a period, of
+        which a slice holds a multiple: slices of another size do not. A call that fails unsplit is repeated
+        with as many samples as the actual call, and skipped if that fails too. The first call took `first_s`
+        seconds.
         """
-        further = [replace(how, seed=3, lopsided=True)]
+        more = None if how.samples is None else how.samples + how.size
+        further = [replace(how, samples=more, seed=3, lopsided=True)]
         if how.samples is not None and not self._is_large:
             further.append(replace(how, samples=2 * how.samples + 1, seed=2))
         empties = disturbance.emptying(self._call.arguments, dims, self._uses)
