@@ -149,10 +149,11 @@ FUNCTIONAL_CALL = Hook(
     "a call that gets its weights from elsewhere is not split",
 )
 BATCH_NORM = Hook(
-    "torch.nn.modules.batchnorm:_BatchNorm",
-    "forward",
+    "torch.nn.functional",
+    "batch_norm",
     "serial scripts: split calls; verify",
     "statistics are of the whole batch",
+    arguments=("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
 )
 ACTIVATION_CHECKPOINT = Hook(
     "torch.utils.checkpoint",

@@ -91,6 +91,31 @@ def test_a_loss_that_is_constant_for_large_samples_is_split(trained):
     assert (split, unsplit) == (4, 0)
 
 
+class NormalizedByFunction(Net):
+    """Has a batch norm of its own, like those of libraries that add an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("variance", torch.ones(8))
+
+    def forward(self, x):
+        h = self.one(x)
+        own = F.batch_norm(
+            h, self.mean, self.variance, self.norm.weight, training=self.training, momentum=0.2
+        )
+        return self.two(own + F.batch_norm(h, None, None, training=True))
+
+
+def of_both_modes(model, number):
+    return model.train(number != 3)(drawn(7, 5, seed=number)).square().mean()
+
+
+def test_a_function_that_normalizes_a_batch_has_the_statistics_of_all_samples(trained):
+    split, unsplit, lines = trained(NormalizedByFunction, of_both_modes)
+    assert (split, unsplit) == (4, 0), lines
+
+
 class LeavesPenalty(Plain):
     def forward(self, x):
         scores = super().forward(x)
@@ -536,6 +561,29 @@ def test_padding_is_dropped_from_slices_as_from_the_whole_batch(compared, reads)
     """Catches slices that are aligned in a batch that is not, and other numbers of watched layers."""
     split, unsplit, lines = compared(evaluated_with_padding, reads)
     assert (split, unsplit) == (5, 0), lines
+
+
+class Faint(Padded):
+    """Compares samples, and begins with an encoder that has no effect, for which a check could split time."""
+
+    def forward(self, tokens):
+        h = self.embed(tokens)
+        h = h + 0.0 * self.encoder.layers[0](h, src_key_padding_mask=tokens == 0)
+        return h - h.mean(0)
+
+
+def evaluated_with_padding_only():
+    torch.manual_seed(3)
+    model = Faint(reads=False).double().eval()
+    tokens = torch.ones(8, 6, dtype=torch.long)
+    tokens[::2, 3:] = 0
+    with torch.no_grad():
+        return [model(tokens).square().sum().item() for _ in range(3)]
+
+
+def test_slices_of_padding_only_are_compared_as_calls_of_the_run_compute_them(compared):
+    """Torch's fast layers return NaN for them, and those that are watched do not."""
+    compared(evaluated_with_padding_only)
 
 
 def evaluated_after_compiled_dropout():

@@ -44,7 +44,12 @@ from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, Inf
 from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.split.shared_memory import SHARES, View, tensors_beside, views_in
 from samestep.autopilot.split.slice_call import Forward, call_slice
-from samestep.autopilot.split.slice_context import OtherRankFailedError, failing_together, is_device_failure
+from samestep.autopilot.split.slice_context import (
+    OtherRankFailedError,
+    failing_together,
+    is_device_failure,
+    unseen_by_layers,
+)
 from samestep.autopilot.state.reachable_state import is_compiled, marks_of
 from samestep.autopilot.state.sample_reads import ReadRecord, SampleReads
 from samestep.base.errors import DeviceFailed, UsageError
@@ -252,7 +257,8 @@ class SplitComparison:
                         beside = tensors_beside(self.module, part, arguments, dims, run.before.left())
                     reads.follow(part.samples(dims))
                     recorder.follow(with_samples(self.module, part, dims, whole.sides))
-                    watched = reads if is_watched else None
+                    recording = reads if precise is not None else unseen_by_layers(reads)
+                    watched = recording if is_watched else None
                     outputs = call_slice(self._forward, self.module, part, split, draws=mode, reads=watched)
             except Exception as error:  # noqa: BLE001 - a module may raise any error for a slice
                 self.end_if_device_failed(error)

@@ -24,6 +24,7 @@ from samestep.autopilot.split.call_plans import outcome
 from samestep.autopilot.split.guards import Attributes, changed, python_state
 from samestep.autopilot.split.random_draws import DrawRecord, DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
+from samestep.autopilot.split.slice_context import unseen_by_layers
 from samestep.autopilot.state.reachable_state import is_compiled
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
 from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput
@@ -147,7 +148,7 @@ class ModuleRun:
             precise or nullcontext(),
             trace or nullcontext(),
             recorder or nullcontext(),
-            reads if self.dims else nullcontext(),
+            self._recording(reads, precise),
         ):
             try:
                 returned = self._forward(self.module, *used.args, **used.kwargs)
@@ -188,6 +189,14 @@ class ModuleRun:
             precision=precision,
             reads=reads.found,
         )
+
+    def _recording(
+        self, reads: SampleReads, precise: CheckedPositions | None
+    ) -> AbstractContextManager[object]:
+        """Return the context that records reads of the call itself as calls of the run are computed."""
+        if not self.dims:
+            return nullcontext()
+        return reads if precise is not None or is_compiled(self.module) else unseen_by_layers(reads)
 
 
 def _has_other_threads() -> bool:

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
-from samestep.autopilot.state.sample_reads import GuardedReads
+from samestep.autopilot.state.sample_reads import GuardedReads, SampleReads
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, wrapping
 from samestep.hooks.thread_values import ThreadValue, bound
-from samestep.parallel.gradients.batch_norm import global_forward, uses_batch_statistics
+from samestep.parallel.gradients.batch_norm import global_batch_norm
 from samestep.ranks.world.protocol import World
 
 
@@ -227,7 +228,7 @@ _PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spel
 
 
 def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable[Any]) -> bool:
-    """Return whether a class or a mode overrides what torch computes of operands; to guard reads is none.
+    """Return whether a class or a mode overrides what torch computes of operands; to watch reads is none.
 
     Torch's transformers compute in another way then, which leaves other numbers for padding.
     """
@@ -235,15 +236,15 @@ def _is_overridden(original: Callable[[Iterable[Any]], bool], operands: Iterable
     if not original(operands):
         return False
     modes: Sequence[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    if not all(isinstance(mode, GuardedReads) for mode in modes):
+    if not all(isinstance(mode, (GuardedReads, SampleReads)) for mode in modes):
         return True
     kinds = {type(operand) for operand in operands} - {Tensor}
     return any(getattr(kind, "__torch_function__", _PLAIN) is not _PLAIN for kind in kinds)
 
 
 @contextmanager
-def unseen_by_layers(reads: GuardedReads) -> Iterator[None]:
-    """Guard reads in the block, unseen by torch's layers.
+def unseen_by_layers(reads: GuardedReads | SampleReads) -> Iterator[None]:
+    """Guard or record reads in the block, unseen by torch's layers.
 
     It is for one call, since `torch.compile` does not compile a function that is replaced.
     """
@@ -291,37 +292,47 @@ def before_collective(*form: Any) -> None:
         together.agree_on(form)
 
 
-_NormalizeBatch: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor], Tensor]
-"""Normalizes a batch with its statistics, given the original forward, the layer and the batch."""
-_normalize: ContextVar[_NormalizeBatch | None] = ContextVar("samestep_batch_norm", default=None)
+_OPTIONS = MappingProxyType({"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5})
+"""The optional arguments of `functional.batch_norm` in their order, and their defaults."""
+_normalize: ContextVar[Callable[..., Tensor] | None] = ContextVar("samestep_batch_norm", default=None)
+"""Normalizes a batch with its statistics, given the arguments of `functional.batch_norm`."""
 
 
 def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
     """Normalize this rank's slices with the statistics of the whole batch."""
 
-    def normalize(_: Callable[..., Tensor], module: Any, batch: Tensor) -> Tensor:
-        module._check_input_dim(batch)  # noqa: SLF001 - that of one slice may have no sample dimension
+    def normalize(
+        batch: Tensor, running: Any, *, weight: Any, bias: Any, momentum: float, eps: float
+    ) -> Tensor:
         before_collective("normalized", batch.shape[1], batch.dtype)
-        return global_forward(module, batch, world=world)
+        return global_batch_norm(world, batch, running, (weight, bias), momentum=momentum, eps=eps)
 
     return bound(_normalize, normalize)
 
 
 @contextmanager
 def batch_norm_of_slices() -> Iterator[None]:
-    """Replace the forward of batch norm, so that it can normalize a slice.
+    """Replace batch norm, which layers of torch and of others call, so that it can normalize a slice.
 
     `torch.compile` does not compile it, because a compiled graph cannot contain communication.
     """
 
-    def make(original: Callable[[Any, Tensor], Tensor]) -> Any:
-        def forward(module: Any, batch: Tensor) -> Tensor:
+    def make(original: Callable[..., Tensor]) -> Any:
+        def batch_norm(
+            input: Tensor,  # noqa: A002 - torch's name
+            running_mean: Tensor | None,
+            running_var: Tensor | None,
+            *positional: Any,
+            **named: Any,
+        ) -> Tensor:
             normalize = _normalize.get()
-            if normalize is None or not uses_batch_statistics(module):
-                return original(module, batch)
-            return normalize(original, module, batch)
+            if normalize is not None and input.dim() > 1:
+                options = {**_OPTIONS, **dict(zip(_OPTIONS, positional, strict=False)), **named}
+                if options.pop("training"):
+                    return normalize(input, (running_mean, running_var), **options)
+            return original(input, running_mean, running_var, *positional, **named)
 
-        return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(batch_norm)  # type: ignore[no-untyped-call]
 
     with attached(declarations.BATCH_NORM, make):
         yield

@@ -483,6 +483,34 @@ def global_forward(module: BatchNorm, batch: Tensor, *, world: Ranks) -> Tensor:
     if not uses_batch_statistics(module):
         return BatchNorm.forward(module, batch)
     _check_input(module, batch)
+    momentum = _count(module)
+    running = (module.running_mean, module.running_var) if _tracks(module) else (None, None)
+    affine = module.weight, module.bias
+    return global_batch_norm(world, batch, running, affine, momentum=momentum, eps=module.eps)
+
+
+def global_batch_norm(
+    world: Ranks,
+    batch: Tensor,
+    running: tuple[Tensor | None, Tensor | None],
+    affine: tuple[Tensor | None, Tensor | None],
+    *,
+    momentum: float | Tensor,
+    eps: float,
+) -> Tensor:
+    """Normalize this rank's shard (n, C, ...) with the statistics of the global batch; all ranks call this.
+
+    Args:
+        world: the ranks.
+        batch: the shard.
+        running: the running mean and variance (C,), which are updated; None for none.
+        affine: weight and bias (C,); None for none.
+        momentum: the share of this batch in the running statistics.
+        eps: added to the variance.
+
+    Raises:
+        UsageError: the global batch has one value per channel, or none.
+    """
     with torch.no_grad():
         count, mean, var = _combine(world, _local_moments(batch))
     # A rank with more values does not read `count`, and so does not wait for its device.
@@ -492,15 +520,15 @@ def global_forward(module: BatchNorm, batch: Tensor, *, world: Ranks) -> Tensor:
             f"batch norm in training needs more than one value per channel, and the global batch has at most "
             f"1 (this rank's shard: {list(batch.shape)}). Use a larger batch, or eval().",
         )
-    momentum = _count(module)
-    if _tracks(module) and module.running_mean is not None and module.running_var is not None:
+    running_mean, running_var = running
+    if running_mean is not None and running_var is not None:
         unbiased = var * (count / (count - 1))
         # Through `data`, which does not change their version, as torch does it: the graph of torch's own
         # norm saves these buffers, and its backward fails once their version has changed.
-        module.running_mean.data.lerp_(mean.to(module.running_mean.dtype), momentum)
-        module.running_var.data.lerp_(unbiased.to(module.running_var.dtype), momentum)
+        running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.data.lerp_(unbiased.to(running_var.dtype), momentum)
     normalize: Callable[..., Tensor] = _GlobalNorm.apply
-    return normalize(batch, module.weight, module.bias, (count, mean, var), module.eps, world)
+    return normalize(batch, *affine, (count, mean, var), eps, world)
 
 
 def _check_input(module: Norm, batch: Tensor) -> None:
