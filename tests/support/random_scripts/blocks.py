@@ -350,10 +350,10 @@ BLOCKS = (
     _block(
         "with a hook that keeps",
         "return torch.tanh(self.linear(h))",
-        "h = h + self.block_N(h) + 0.1 * self.kept_N.pop().sum(-1, keepdim=True)",
+        "h = h + self.block_N(h) + 0.1 * self.block_N.linear.kept.pop().sum(-1, keepdim=True)",
         more="""
-        self.kept_N = []
-        self.block_N.linear.register_forward_hook(lambda m, a, out: self.kept_N.append(out))
+        self.block_N.linear.kept = []
+        self.block_N.linear.register_forward_hook(lambda m, a, out: m.kept.append(out))
         """,
     ),
     _block(

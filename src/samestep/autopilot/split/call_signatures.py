@@ -83,6 +83,7 @@ Sizes: TypeAlias = tuple[torch.Size, ...]
 MOST_STATES = 8
 """Values of the guards of one signature that are all checked; then one whenever their number doubles.
 
+Of fractions and growing lists, these are checked from the start on: they have no few values, as modes have.
 It is a guess, as the numbers below: modes and flags have few values, and counters have ever new ones.
 """
 MOST_INTERVALS = 32
@@ -103,6 +104,10 @@ class _States:
     """The number of new values, by the rest of their signature."""
     changing: set[Key] = field(default_factory=set)
     """The attributes that the calls themselves change."""
+    plain: Attributes = field(default_factory=dict)
+    """The attributes of the last call with a new value."""
+    growing: set[Key] = field(default_factory=set)
+    """The lists of numbers that the script appends to, such as losses that the module keeps for a plot."""
     intervals: GuardIntervals | None = None
     """The intervals between the constants of the module's code and the first values of its guards."""
     checked: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
@@ -113,6 +118,30 @@ class _States:
     """The intervals of the attributes that calls change, in which a call was compared."""
     sizes: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
     """The intervals of the sizes of calls, by the form of these."""
+
+    def follow(self, plain: Attributes) -> bool:
+        """Follow the attributes, and return whether only fractions and growing lists have changed."""
+        before, self.plain = self.plain, plain
+        changes = {key: value for key, value in plain.items() if key not in before or before[key] != value}
+        self.growing |= {key for key, value in changes.items() if _is_longer(value, before.get(key))}
+        return before.keys() == plain.keys() and all(
+            type(value) is float or key in self.growing for key, value in changes.items()
+        )
+
+    def summarized(self, plain: Attributes) -> Attributes:
+        """Return the attributes, but of a growing list only its length and the intervals of its numbers."""
+        assert self.intervals is not None
+        lists = [(key, value) for key, value in plain.items() if key in self.growing and type(value) is tuple]
+        return {
+            **plain,
+            **{key: (len(value), frozenset(map(self.intervals.of, value))) for key, value in lists},
+        }
+
+
+def _is_longer(values: Any, before: Any) -> bool:
+    """Return whether values are those before and more."""
+    are_lists = type(values) is type(before) is tuple
+    return are_lists and len(values) > len(before) and values[: len(before)] == before
 
 
 class CallSignatures:
@@ -154,10 +183,11 @@ class CallSignatures:
         if states.intervals is None:
             numbers = [value for *_, value in (*state[0], *plain.items())]
             states.intervals = GuardIntervals({*constants_of(module), *numbers_in(tuple(numbers))})
-        place = states.intervals.of(state)
+        is_gradual = states.follow(plain) and any(state[0] == arguments for arguments, _ in known[-1:])
+        place = states.intervals.of((state[0], without(states.summarized(plain), states.changing)))
         number = states.new[form]
         has_failed = bool(known) and all((form, guards) in failed for guards in known)
-        is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed)
+        is_early = number.bit_count() == 1 or (number <= MOST_STATES and not has_failed and not is_gradual)
         most = MOST_STATES if has_failed else MOST_INTERVALS
         if is_early or (place not in states.checked[form] and len(states.checked[form]) < most):
             states.checked[form].add(place)

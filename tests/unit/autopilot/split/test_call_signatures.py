@@ -242,6 +242,17 @@ def test_a_value_beyond_a_constant_has_its_own_signature():
     assert signature(0.23) == signature(0.24)
 
 
+def test_a_list_of_losses_that_grows_is_checked_ever_more_rarely():
+    """Catches a check for each length of a history that a module keeps for a plot."""
+    signatures, module, found = CallSignatures(), Counting(), []
+    module.history = []
+    for epoch in range(24):
+        found.append(signatures.signature(module, BATCH, plain_attributes(module), failed=()))
+        module.history.append(1.4 - 0.001 * epoch)
+    assert len(set(found)) <= 8
+    assert len(set(found[12:])) <= 2
+
+
 def test_a_call_counter_is_compared_when_it_reaches_a_constant():
     signatures, module = CallSignatures(), Scheduled()
     found = []
