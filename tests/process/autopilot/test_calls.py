@@ -91,6 +91,43 @@ def test_a_loss_that_is_constant_for_large_samples_is_split(trained):
     assert (split, unsplit) == (4, 0)
 
 
+class OfSigns(Net):
+    """Has a loss that is 0 for labels other than 1 and -1."""
+
+    def forward(self, x, other, signs):
+        return F.cosine_embedding_loss(self.one(x), self.one(other), signs, margin=0.1)
+
+
+def of_signs(model, number):
+    signs = labels(7, classes=2, seed=number) * 2.0 - 1 if number else torch.ones(7)
+    return model(drawn(7, 5, seed=number), drawn(7, 5, seed=number + 9), signs.double())
+
+
+def test_a_loss_of_labels_that_are_compared_is_split(trained):
+    split, unsplit, _ = trained(OfSigns, of_signs)
+    assert (split, unsplit) == (4, 0)
+
+
+class PullsTogether(Net):
+    """Compares the samples that are labelled 1 with each other."""
+
+    def forward(self, x, signs):
+        scores, is_labelled = self.two(self.one(x)), signs == 1
+        distances = (scores[:, None] - scores[None]).square().sum(-1)
+        return (distances * is_labelled[:, None] * is_labelled[None]).sum() / 10, scores
+
+
+def pulled(model, number):
+    signs = [1.0, *[1.0 if number else -1.0] * 7]
+    loss, scores = model(drawn(8, 5, seed=number), torch.tensor(signs).double())
+    return loss + scores.mean()
+
+
+def test_labels_of_two_values_show_that_samples_are_compared(trained):
+    split, unsplit, _ = trained(PullsTogether, pulled)
+    assert (split, unsplit) == (0, 4)
+
+
 class LeavesPenalty(Plain):
     def forward(self, x):
         scores = super().forward(x)
