@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.equivalence.check import AT_ONCE, TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
+from samestep.autopilot.equivalence.unsplit_call import SPARSE
 from samestep.autopilot.helpers.call_states import CHECKED, CheckTime
 from samestep.autopilot.helpers.main_calls import MainCalls
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
@@ -89,6 +90,15 @@ def of_kernels(model, number):
 def test_a_loss_that_is_constant_for_large_samples_is_split(trained):
     split, unsplit, _ = trained(MeanOfKernels, of_kernels)
     assert (split, unsplit) == (4, 0)
+
+
+class GivesSparse(Net):
+    def forward(self, x):
+        return torch.relu(self.two(self.one(x))).to_sparse()
+
+
+def sum_of_sparse(model, number):
+    return torch.sparse.sum(model(drawn(7, 5, seed=number)))
 
 
 class OfSigns(Net):
@@ -887,6 +897,7 @@ UNSPLIT = [
     (ComparesSamples, mean_of_outputs, NOT_GATHERED),
     (FixedSize, plain, "shape '\\[7, 5\\]' is invalid"),
     (WritesInput, plain, WRITES_INPUT),
+    (GivesSparse, sum_of_sparse, SPARSE),
     (GivesAccuracy, accuracy, r"output\[1\]"),
     (CountsSamples, plain, "seen"),
     (WritesTable, of_positions, "writes into its parameters"),

@@ -36,7 +36,7 @@ from samestep.autopilot.equivalence.split_comparison import (
     SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, ModuleRun, UnsplitCall, eagerly
+from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, SPARSE, ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
@@ -70,7 +70,7 @@ TRAINS = "it calls backward or steps an optimizer when it is called"
 _FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
 """Factors of the gradients of outputs. All are tried where the script has a backward of its own, which
 may limit large gradients of a weight, or drop small ones: guesses."""
-_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
+_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF, SPARSE)
 """Reasons that hold for every way."""
 _UNCHECKED = "it cannot be checked with other weights and samples"
 OTHER_ON_WORKERS = "its unsplit call is not the same on each worker"
