@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samestep.autopilot.equivalence.check import AT_ONCE, TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
+from samestep.autopilot.equivalence.unsplit_call import SPARSE
 from samestep.autopilot.helpers.call_states import CHECKED, CheckTime
 from samestep.autopilot.helpers.main_calls import MainCalls
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
@@ -114,6 +115,52 @@ def of_both_modes(model, number):
 def test_a_function_that_normalizes_a_batch_has_the_statistics_of_all_samples(trained):
     split, unsplit, lines = trained(NormalizedByFunction, of_both_modes)
     assert (split, unsplit) == (4, 0), lines
+
+
+class GivesSparse(Net):
+    def forward(self, x):
+        return torch.relu(self.two(self.one(x))).to_sparse()
+
+
+def sum_of_sparse(model, number):
+    return torch.sparse.sum(model(drawn(7, 5, seed=number)))
+
+
+class OfSigns(Net):
+    """Has a loss that is 0 for labels other than 1 and -1."""
+
+    def forward(self, x, other, signs):
+        return F.cosine_embedding_loss(self.one(x), self.one(other), signs, margin=0.1)
+
+
+def of_signs(model, number):
+    signs = labels(7, classes=2, seed=number) * 2.0 - 1 if number else torch.ones(7)
+    return model(drawn(7, 5, seed=number), drawn(7, 5, seed=number + 9), signs.double())
+
+
+def test_a_loss_of_labels_that_are_compared_is_split(trained):
+    split, unsplit, _ = trained(OfSigns, of_signs)
+    assert (split, unsplit) == (4, 0)
+
+
+class PullsTogether(Net):
+    """Compares the samples that are labelled 1 with each other."""
+
+    def forward(self, x, signs):
+        scores, is_labelled = self.two(self.one(x)), signs == 1
+        distances = (scores[:, None] - scores[None]).square().sum(-1)
+        return (distances * is_labelled[:, None] * is_labelled[None]).sum() / 10, scores
+
+
+def pulled(model, number):
+    signs = [1.0, *[1.0 if number else -1.0] * 7]
+    loss, scores = model(drawn(8, 5, seed=number), torch.tensor(signs).double())
+    return loss + scores.mean()
+
+
+def test_labels_of_two_values_show_that_samples_are_compared(trained):
+    split, unsplit, _ = trained(PullsTogether, pulled)
+    assert (split, unsplit) == (0, 4)
 
 
 class LeavesPenalty(Plain):
@@ -898,6 +945,7 @@ UNSPLIT = [
     (ComparesSamples, mean_of_outputs, NOT_GATHERED),
     (FixedSize, plain, "shape '\\[7, 5\\]' is invalid"),
     (WritesInput, plain, WRITES_INPUT),
+    (GivesSparse, sum_of_sparse, SPARSE),
     (GivesAccuracy, accuracy, r"output\[1\]"),
     (CountsSamples, plain, "seen"),
     (WritesTable, of_positions, "writes into its parameters"),

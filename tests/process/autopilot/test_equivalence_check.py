@@ -11,7 +11,14 @@ from support import split_check_models as models
 from support.script_runner import ALL_SPLIT
 
 # Masks and divisors are among the cases of `test_host_reads`.
-SPLIT = [models.ZeroHead, models.Selected, models.SumOfSmoothed, models.Penalized, models.Accuracy]
+SPLIT = [
+    models.ZeroHead,
+    models.Selected,
+    models.MeanOfNumbers,
+    models.SumOfSmoothed,
+    models.Penalized,
+    models.Accuracy,
+]
 UNSPLIT = [
     models.Gated,
     models.EveryThird,  # slices of three samples begin as it does

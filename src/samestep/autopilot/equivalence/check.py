@@ -30,12 +30,13 @@ from samestep.autopilot.equivalence.positions import CheckedPositions, InputUses
 from samestep.autopilot.equivalence.refusal import refusal
 from samestep.autopilot.equivalence.rounding import close, difference, largest, multiple
 from samestep.autopilot.equivalence.split_comparison import (
+    INDEPENDENT,
     SplitComparison,
     SplitResult,
     SplitTrace,
     in_one_line,
 )
-from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, ModuleRun, UnsplitCall, eagerly
+from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, SPARSE, ModuleRun, UnsplitCall, eagerly
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
@@ -69,8 +70,9 @@ TRAINS = "it calls backward or steps an optimizer when it is called"
 _FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
 """Factors of the gradients of outputs. All are tried where the script has a backward of its own, which
 may limit large gradients of a weight, or drop small ones: guesses."""
-_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF)
+_ENDS_CHECK = (WRITES_FILES, TRAINS, MAKES_LEAF, SPARSE)
 """Reasons that hold for every way."""
+_UNCHECKED = "it cannot be checked with other weights and samples"
 OTHER_ON_WORKERS = "its unsplit call is not the same on each worker"
 UNLIKE_DRAWS = "it draws other random numbers in each call"
 COMPILED_DRAWS = (
@@ -363,7 +365,7 @@ class EquivalenceCheck:
                 yield
                 if 0 < place < len(group) - 2 and isinstance(self._disturbed(dims, group[-1]), _Failed):
                     break  # shapes do not fit, whatever the values are
-        return f"it cannot be checked with other weights and samples: {failure}"
+        return failure if failure == INDEPENDENT else f"{_UNCHECKED}: {failure}"
 
     def _refuted_again(
         self, dims: Dims, how: disturbance.Disturbance, first_s: float
@@ -485,7 +487,8 @@ class EquivalenceCheck:
             return why
         self._counts = not self._comparison.agreed(not (self._counters or self._counting_tensors))
         run.restore()
-        return self._other_split(run, arguments, dims, whole, expected, precise)
+        why = self._other_split(run, arguments, dims, whole, expected, precise)
+        return _Failed(why) if why == INDEPENDENT else why  # by a loss of labels that have been changed, too
 
     def _other_split(
         self,
@@ -676,7 +679,7 @@ class _Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The error of an unsplit call."""
+    """The error of an unsplit call, or why it shows nothing about the way."""
 
     why: str
 

@@ -60,7 +60,8 @@ _MOST_NUMBERS = 16
 _OTHER_SAMPLES = 0.3
 """The part of the elements of indices that are those of another sample."""
 _FLIPPED, _EMPTIED, _PADDED = 0.15, 0.2, 0.1
-"""The parts of booleans that change, of a mask that become 0, of integers that become the smallest."""
+"""The parts of labels of two values that change, of a mask that become 0, of integers that become the
+smallest."""
 _LOWERED, _LOWERED_IN_VECTOR = 0.3, 0.6
 """The parts of integers that become lower; more of a vector, which has only one for each sample."""
 _INPUT_SEEDS = 1000  # the first seed of inputs, above those of weights
@@ -251,7 +252,7 @@ def disturbed_inputs(
             )
             is_kept = path in uses.unchecked or (path in uses.indices and not how.indices)
             if how.inputs and not is_kept:
-                value = _other_values(value, generator)
+                value = _other_values(value, generator, tensor.detach())
             elif how.inputs and path in dims:
                 value = _of_other_samples(value, dims[path], generator)
             if how.scale != 1 and value.is_floating_point():
@@ -347,22 +348,24 @@ def _weight_noise(values: Tensor, generator: torch.Generator) -> Tensor:
     return noise.mul_(_OF_WEIGHTS * max(root_mean_square, inputs**-0.5))
 
 
-def _other_values(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Return changed values of the same kind, within about the same range."""
-    if not value.numel():
+def _other_values(value: Tensor, generator: torch.Generator, batch: Tensor) -> Tensor:
+    """Return changed values of the same kind and about the same range as those of the batch of the call."""
+    if not value.numel() or value.is_complex():
         return value
     if value.dtype == torch.bool:
         return value ^ (_uniform(value, generator) < _FLIPPED)
-    if value.dim() > 1 and _is_mask(value):
+    if value.dim() > 1 and _is_mask(batch):
         return value * (_uniform(value, generator) > _EMPTIED).to(value.dtype)
     if value.is_floating_point():
+        low, high = batch.aminmax()
+        if bool(((batch == low) | (batch == high)).all() & (low < high)):  # labels, which `==` may select
+            opposite = torch.where(value == low, high, low)
+            return torch.where(_uniform(value, generator) < _FLIPPED, opposite, value)
         finite = torch.isfinite(value)
         largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
         scale = _LEAST_FACTOR + _FACTORS * _uniform(value, generator)
         moved = value.double() * scale + _SHIFT * (largest or 1.0) * _uniform(value, generator)
         return torch.where(finite, moved.to(value.dtype), value)
-    if value.is_complex():
-        return value
     return _other_integers(value, generator)
 
 

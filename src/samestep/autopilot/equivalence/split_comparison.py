@@ -122,6 +122,7 @@ def _described(disturbance: Disturbance) -> str:
 T = TypeVar("T")
 SLICE_RAISES = "a slice of its batch raises"
 UNPLANNED_DRAWS = "it draws random numbers in a way that cannot be split"
+INDEPENDENT = "its outputs do not depend on these inputs"
 NOT_GATHERED = "cannot be gathered from those of slices"
 
 
@@ -351,7 +352,7 @@ class SplitComparison:
         of_values = [why for why in reasons if why in values]
         of_state = [why for why in reasons if why in state]
         if is_fixed:
-            of_values.append("its outputs do not depend on these inputs")
+            of_values.append(INDEPENDENT)
         return next(iter(of_values), ""), next(iter(of_state), "")
 
     def _gatherings_of(

@@ -32,6 +32,7 @@ from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves
 
+SPARSE = "it returns a sparse tensor, and only dense ones are gathered from slices"
 MAKES_LEAF = "it returns a tensor on which it has called requires_grad_"
 """The reason for a call whose script may differentiate its outputs with respect to that tensor."""
 
@@ -155,9 +156,8 @@ class ModuleRun:
             except BaseException:
                 kept.restore()
                 raise
-        is_same = not kept.are_changed() and versions_of(used) == versions_in and copied.same(arguments)
         name, writes = self.before.rewritten(versions), ""
-        if not is_same:
+        if kept.are_changed() or versions_of(used) != versions_in or not copied.same(arguments):
             writes = f"it {WRITES_INPUT}"
         elif _sums(weights) != sums or (precise is not None and precise.written & storages):
             writes = "it writes into its parameters"
@@ -171,6 +171,8 @@ class ModuleRun:
             precision = unobserved_precision(self._device, operands)
         sides = tuple(self.before.left())
         results = dict(leaves(outcome(self.module, returned, sides)))
+        if any(map(_is_sparse, results.values())):
+            writes, results = writes or SPARSE, {}
         if grad and not writes and _has_leaf(results, [*operands, *dict(used.tensors()).values()]):
             writes = MAKES_LEAF
         return UnsplitCall(
@@ -205,6 +207,10 @@ def _has_other_threads() -> bool:
     return any(
         thread is not current and not thread.name.startswith("samestep-") for thread in threading.enumerate()
     )
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    return tensor.layout not in (torch.strided, torch.jagged)
 
 
 def _has_leaf(results: Mapping[Path, Tensor], operands: Sequence[Tensor]) -> bool:

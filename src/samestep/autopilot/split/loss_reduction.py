@@ -8,6 +8,7 @@ weight is the divisor of the operation that reduces the samples::
     x.mean()                  the number of elements
     x.sum() / n               n
     x.sum() * (1 / n)         n
+    x.nanmean()               the number of elements that are not NaN
 
 Factors, sums of losses and views may follow this operation, if all terms have the same weight.
 `reduction_of` reads the autograd graph. Losses in evaluation, accuracies and detached values have none:
@@ -402,6 +403,7 @@ _OF_LABELS = frozenset({"NllLossBackward", "NllLoss2DBackward"})
 _READERS: Mapping[str, Callable[[Any], Term]] = {
     **dict.fromkeys(_OF_LABELS, _labels),
     **dict.fromkeys(map(_node_of, LOSSES_OF_ELEMENTS), _elements),
+    "NansumBackward": lambda _: Reduction("sum"),  # of samples: of losses, it would leave out a slice's NaN
 }
 _LINEAR = frozenset(map(_node_of, (*LINEAR, "reshape_alias")))
 _ELEMENTWISE = frozenset({"ExpBackward", "LogBackward", "SoftplusBackward", "SigmoidBackward", "PowBackward"})
@@ -475,7 +477,8 @@ class ForwardReductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_computed_from_part(self, func: Any, args: Sequence[Any], value: Tensor) -> bool:
         if not value.dim():
             return False
-        is_first = func.overloadpacket in (aten.mean, aten.sum) and id(args[0]) not in self._found
+        is_reduction = func.overloadpacket in (aten.mean, aten.sum, aten.nansum)
+        is_first = is_reduction and id(args[0]) not in self._found
         operands = args[0] if isinstance(args[0], list | tuple) else args[:2]
         return is_first or any(map(self.is_partial, operands))
 
@@ -590,6 +593,7 @@ _COMPUTED_READERS: Mapping[Any, Callable[..., Term]] = {
     **{getattr(aten, name): _computed_elements for name in LOSSES_OF_ELEMENTS},
     aten.multilabel_margin_loss_forward: _computed_elements,
     **dict.fromkeys((aten.mean, aten.sum), _computed_mean),
+    aten.nansum: lambda *_: Reduction("sum"),
     **{getattr(aten, name): _computed_sum for name in (*LINEAR, "detach")},
     **dict.fromkeys((aten.mul, aten.div), _computed_product),
 }
