@@ -374,3 +374,26 @@ def test_calls_without_hooks_on_saved_tensors_are_unsplit(compared):
 def test_calls_with_nested_tensors_are_unsplit(compared, layout):
     split, *_ = compared(nested_tensors, layout)
     assert split == 0
+
+
+class KeepsNorm(Net):
+    """Keeps a part of the loss in an attribute."""
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        self.norm = outputs.square().mean()
+        return outputs
+
+
+def an_evaluation_in_inference_mode():
+    model = KeepsNorm()
+    found = gradients(model)
+    with torch.inference_mode():
+        found.append(model(drawn(12, 4, seed=5)).sum().item())
+    return [*found, *gradients(model)]
+
+
+def test_an_attribute_of_inference_mode_keeps_no_later_call_unsplit(compared):
+    """It cannot get a gradient: a slice of the next training call failed within torch."""
+    split, unsplit, _ = compared(an_evaluation_in_inference_mode)
+    assert (split, unsplit) == (5, 0)

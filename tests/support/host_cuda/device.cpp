@@ -337,6 +337,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Tensor& gr
   return {d_inputs, d_hidden, gradient * update, sum(d_inputs), sum(d_hidden)};
 }
 
+// As CUDA's kernel, it gives the elements of a tensor with gaps other numbers.
+std::tuple<Tensor, Tensor> dropout(const Tensor& values, double probability, Maybe<bool> train) {
+  auto kept = at::empty_like(values, values.options().dtype(at::kBool));
+  if (!train.value_or(true)) return {values.clone(), kept.fill_(true)};
+  kept.bernoulli_(1 - probability);
+  if (!values.is_non_overlapping_and_dense()) kept = kept.flatten().flip(0).view(kept.sizes());
+  return {values * kept * (probability == 1 ? 0.0 : 1 / (1 - probability)), kept};
+}
+
 int64_t attention_by_formula(const Tensor&, const Tensor&, const Tensor&, MaybeTensor, double, bool, Maybe<double>, bool) { return 0; }
 
 // --- all other operations ----------------------------------------------------------------------------
@@ -438,6 +447,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_reshape_alias", aliased);
   library.impl("unfold", unfolded);
   library.impl("_fused_sdp_choice", attention_by_formula);
+  library.impl("native_dropout", dropout);
   library.impl("_thnn_fused_lstm_cell", lstm);
   library.impl("_thnn_fused_lstm_cell_backward_impl", lstm_backward);
   library.impl("_thnn_fused_gru_cell", gru);

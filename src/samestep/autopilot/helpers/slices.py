@@ -416,7 +416,9 @@ class _Inputs:
         """Return a tensor without its graph, which gets a gradient if it can have one."""
         if not torch.is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor.detach()
-        value = tensor.detach().clone() if self._copies_memory else tensor.detach()
+        value = tensor.detach()
+        if self._copies_memory or value.is_inference():  # which cannot get a gradient: kept by an evaluation
+            value = value.clone()
         self.copies.append(value.requires_grad_())
         self._originals.append(tensor)
         return value

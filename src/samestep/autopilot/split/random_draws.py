@@ -158,6 +158,28 @@ class BatchDraw:
         """Return a tensor of the whole shape, with the memory layout and dtype of `like`."""
         return self.laid_out(like.new_empty, like)
 
+    def empty_with_gaps(self, like: Tensor) -> Tensor:
+        """Return the same, with gaps between its elements if the whole of `like` has some."""
+        if not _has_gaps(like, self.dim):
+            return self.empty(like)
+        return self.laid_out(lambda shape: like.new_empty([*shape, 2])[..., 0], like)
+
+
+def _has_gaps(tensor: Tensor, dim: int) -> bool:
+    """Return whether a tensor would not fill its memory with all samples along `dim`, as ``x[:, -1]``.
+
+    A slice of the samples leaves a gap around them, which does not count.
+    """
+    filled: float = 1
+    for place in reversed(memory_order(tensor)):
+        size, stride = tensor.size(place), tensor.stride(place)
+        if size == 1 and place != dim:
+            continue
+        if stride > filled or stride == 0:
+            return True
+        filled = math.inf if place == dim else stride * size
+    return False
+
 
 def sample_dim(shape: Sequence[int], samples: int) -> tuple[int, int] | None:
     """Return the sample dimension, and the number of positions along it for each sample; None if none fits.
@@ -509,11 +531,15 @@ def _of_values(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[
 
 
 def _native_dropout(wide: BatchDraw, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Draw for dropout in one kernel, as on accelerators, which returns the values and the mask."""
+    """Draw for dropout in one kernel, as on accelerators, which returns the values and the mask.
+
+    Where the values have gaps, CUDA's kernel does not draw for several elements at once, and each element
+    gets another number.
+    """
     values, probability, train = args
     if not train:
         return func(*args, **kwargs)
-    _, kept = func(wide.empty(values), probability, train, **kwargs)
+    _, kept = func(wide.empty_with_gaps(values), probability, train, **kwargs)
     kept = wide.part_of(kept).clone()
     scale = 0.0 if probability == 1 else 1 / (1 - probability)
     return values * kept * scale, kept

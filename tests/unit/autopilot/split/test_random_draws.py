@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.autopilot.split import random_draws
-from samestep.autopilot.split.random_draws import DrawPlan, DrawRecord, DrawType, GlobalDraws, PlannedDraw
+from samestep.autopilot.split.random_draws import (
+    BatchDraw,
+    DrawPlan,
+    DrawRecord,
+    DrawType,
+    GlobalDraws,
+    PlannedDraw,
+)
+from samestep.autopilot.split.sharded_autograd import memory_order
 
 
 def test_normal_with_a_size_draws_for_the_whole_batch():
@@ -112,3 +120,33 @@ def test_a_draw_that_the_check_did_not_see_is_unknown(shapes):
 
 def test_a_loop_may_draw_more_often_than_before():
     assert not draws((MASK,), (4, 3), (4, 3), (4, 3))
+
+
+def fills_its_memory(tensor):
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("local", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("computed", "dim"),
+    [
+        (lambda count: torch.empty(count, 5), 0),
+        (lambda count: torch.empty(count, 4, 5)[:, -1], 0),
+        (lambda count: torch.empty(count, 1, 5)[:, -1], 0),
+        (lambda count: torch.empty(count, 5)[:, ::2], 0),
+        (lambda count: torch.empty(count, 1, 5).expand(-1, 3, -1), 0),
+        (lambda count: torch.empty(count, 5).t(), 1),
+        (lambda count: torch.empty(4, count, 5), 1),
+        (lambda count: torch.empty(4, 6, 5).narrow(1, 0, count), 1),
+        (lambda count: torch.empty(4, count, 5)[-1], 0),
+        (lambda count: torch.empty(4, count, 5)[..., 1:], 1),
+        (lambda count: torch.empty(count, 3, 4, 4).to(memory_format=torch.channels_last), 0),
+    ],
+)
+def test_a_draw_has_gaps_in_memory_where_the_whole_batch_has_some(computed, dim, local):
+    """CUDA's dropout draws other numbers for a tensor with gaps."""
+    whole = computed(6)
+    draw = BatchDraw(tuple(whole.shape), dim, 0, local, order=tuple(memory_order(whole)))
+    drawn = draw.empty_with_gaps(computed(local))
+    assert drawn.shape == whole.shape
+    assert fills_its_memory(drawn) == fills_its_memory(whole)
