@@ -124,18 +124,25 @@ class _States:
         before, self.plain = self.plain, plain
         changes = {key: value for key, value in plain.items() if key not in before or before[key] != value}
         self.growing |= {key for key, value in changes.items() if _is_longer(value, before.get(key))}
-        return before.keys() == plain.keys() and all(
-            type(value) is float or key in self.growing for key, value in changes.items()
+        return before.keys() <= plain.keys() and all(
+            type(value) is float or key in self.growing or self._is_in_growing(key)
+            for key, value in changes.items()
         )
 
     def summarized(self, plain: Attributes) -> Attributes:
         """Return the attributes, but of a growing list only its length and the intervals of its numbers."""
         assert self.intervals is not None
-        lists = [(key, value) for key, value in plain.items() if key in self.growing and type(value) is tuple]
-        return {
-            **plain,
-            **{key: (len(value), frozenset(map(self.intervals.of, value))) for key, value in lists},
-        }
+        summary: dict[Key, Any] = {}
+        for key, value in plain.items():
+            if key in self.growing and type(value) is tuple:
+                summary[key] = len(value), frozenset(map(self.intervals.of, value))
+            elif not self._is_in_growing(key):
+                summary[key] = value
+        return summary
+
+    def _is_in_growing(self, key: Key) -> bool:
+        place, name = key
+        return (place, name.rpartition(".")[0]) in self.growing
 
 
 def _is_longer(values: Any, before: Any) -> bool:
