@@ -149,17 +149,18 @@ class PullsTogether(Net):
     def forward(self, x, signs):
         scores, is_labelled = self.two(self.one(x)), signs == 1
         distances = (scores[:, None] - scores[None]).square().sum(-1)
-        return (distances * is_labelled[:, None] * is_labelled[None]).sum() / 10, scores
+        return (distances * is_labelled[:, None] * is_labelled[None]).sum() / 100, scores
 
 
-def pulled(model, number):
-    signs = [1.0, *[1.0 if number else -1.0] * 7]
-    loss, scores = model(drawn(8, 5, seed=number), torch.tensor(signs).double())
+def pulled(model, number, others=(-1.0,) * 8):
+    labels = [1.0, *([1.0] * 8 if number else others)]
+    loss, scores = model(drawn(9, 5, seed=number), torch.tensor(labels).double())
     return loss + scores.mean()
 
 
-def test_labels_of_two_values_show_that_samples_are_compared(trained):
-    split, unsplit, _ = trained(PullsTogether, pulled)
+@pytest.mark.parametrize("others", [(-1.0,) * 8, (0.0, 2.0) * 4], ids=["two", "three"])
+def test_labels_of_few_values_show_that_samples_are_compared(trained, others):
+    split, unsplit, _ = trained(PullsTogether, partial(pulled, others=others))
     assert (split, unsplit) == (0, 4)
 
 

@@ -60,8 +60,10 @@ _MOST_NUMBERS = 16
 _OTHER_SAMPLES = 0.3
 """The part of the elements of indices that are those of another sample."""
 _FLIPPED, _EMPTIED, _PADDED = 0.15, 0.2, 0.1
-"""The parts of labels of two values that change, of a mask that become 0, of integers that become the
+"""The parts of booleans and of labels that change, of a mask that become 0, of integers that become the
 smallest."""
+_MOST_LABELS = 16
+"""The most values of an input of floating-point numbers that are taken for labels; two always are."""
 _LOWERED, _LOWERED_IN_VECTOR = 0.3, 0.6
 """The parts of integers that become lower; more of a vector, which has only one for each sample."""
 _INPUT_SEEDS = 1000  # the first seed of inputs, above those of weights
@@ -357,16 +359,30 @@ def _other_values(value: Tensor, generator: torch.Generator, batch: Tensor) -> T
     if value.dim() > 1 and _is_mask(batch):
         return value * (_uniform(value, generator) > _EMPTIED).to(value.dtype)
     if value.is_floating_point():
-        low, high = batch.aminmax()
-        if bool(((batch == low) | (batch == high)).all() & (low < high)):  # labels, which `==` may select
-            opposite = torch.where(value == low, high, low)
-            return torch.where(_uniform(value, generator) < _FLIPPED, opposite, value)
+        if (labels := _labels_in(batch)) is not None:
+            return _other_labels(value, labels, generator)
         finite = torch.isfinite(value)
         largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
         scale = _LEAST_FACTOR + _FACTORS * _uniform(value, generator)
         moved = value.double() * scale + _SHIFT * (largest or 1.0) * _uniform(value, generator)
         return torch.where(finite, moved.to(value.dtype), value)
     return _other_integers(value, generator)
+
+
+def _labels_in(batch: Tensor) -> Tensor | None:
+    """Return the values of a batch in order if they are few, as of labels, which `==` may select."""
+    if len(batch.flatten()[: _MOST_LABELS**2].unique()) > _MOST_LABELS:  # type: ignore[no-untyped-call]
+        return None
+    labels: Tensor = batch.detach().double().unique()  # type: ignore[no-untyped-call]
+    is_few = len(labels) == 2 or 2 < len(labels) <= min(_MOST_LABELS, batch.numel() ** 0.5)
+    return labels if is_few else None
+
+
+def _other_labels(value: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a tensor of labels, some of which are others of them."""
+    steps = torch.randint(1, len(labels), value.shape, generator=generator, device="cpu").to(value.device)
+    others = (torch.searchsorted(labels, value.double().contiguous()) + steps) % len(labels)
+    return torch.where(_uniform(value, generator) < _FLIPPED, labels[others].to(value.dtype), value)
 
 
 def _other_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
