@@ -381,8 +381,8 @@ def _labels_in(batch: Tensor) -> Tensor | None:
 def _other_labels(value: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return a tensor of labels, some of which are others of them."""
     steps = torch.randint(1, len(labels), value.shape, generator=generator, device="cpu").to(value.device)
-    others = (torch.searchsorted(labels, value.double().contiguous()) + steps) % len(labels)
-    return torch.where(_uniform(value, generator) < _FLIPPED, labels[others].to(value.dtype), value)
+    places = (torch.searchsorted(labels, value.double().contiguous()) + steps) % len(labels)
+    return torch.where(_uniform(value, generator) < _FLIPPED, labels[places].to(value.dtype), value)
 
 
 def _other_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
