@@ -171,6 +171,11 @@ ALIGNED_MASK = Hook(
     _SPLIT,
     "a transformer drops padding from a slice if it can from the whole batch",
 )
+_SCRIPTED = "TorchScript compiles the original of a replaced function"
+SCRIPTED_FUNCTION = Hook(
+    "torch.jit._recursive", "try_compile_fn", _SPLIT, _SCRIPTED, arguments=("fn", "loc"), optional=True
+)
+SCRIPTED_BUILTIN = Hook("torch.jit._builtins", "_find_builtin", _SPLIT, _SCRIPTED, optional=True)
 OVERRIDDEN = Hook(
     "torch.overrides",
     "has_torch_function",

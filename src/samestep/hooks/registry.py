@@ -157,6 +157,11 @@ def attached_all(hooks: Mapping[Hook, Make]) -> Iterator[None]:
         yield
 
 
+def original_of(value: Any) -> Any:
+    """Return the attribute that a replacement stands for; another value as it is."""
+    return next((chain.original for chain in [*_chains.values()] if chain.installed is value), value)
+
+
 def wrapping(wrap: Callable[..., Any]) -> Make:
     """Return a `Make` whose replacement calls `wrap(original, ...)`."""
 

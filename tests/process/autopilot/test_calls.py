@@ -634,6 +634,24 @@ def test_slices_of_padding_only_are_compared_as_calls_of_the_run_compute_them(co
     compared(evaluated_with_padding_only)
 
 
+def scripted():
+    torch.manual_seed(3)
+    norm = torch.jit.script(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)).double())
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder = torch.jit.script(nn.TransformerEncoder(layer, 1).double())
+    padding = torch.arange(6) > 3 + torch.arange(7)[:, None] % 3
+    return [
+        encoder(norm(torch.randn(42, 5).double()).view(7, 6, 8), src_key_padding_mask=padding).std().item()
+        for _ in range(3)
+    ]
+
+
+def test_models_are_compiled_by_torchscript_as_without_samestep(compared):
+    """TorchScript compiles the functions that a model calls, also those that are replaced by Python code."""
+    split, _, lines = compared(scripted)
+    assert not split, lines
+
+
 def evaluated_after_compiled_dropout():
     """Return results of training and evaluation, and how often compiled code ran in the last evaluation."""
     torch.manual_seed(3)

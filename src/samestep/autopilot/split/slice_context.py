@@ -22,7 +22,7 @@ from samestep.autopilot.split.sharded_autograd import BatchSplit
 from samestep.autopilot.state.sample_reads import GuardedReads, SampleReads
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached, attached_all, wrapping
+from samestep.hooks.registry import attached, attached_all, original_of, wrapping
 from samestep.hooks.thread_values import ThreadValue, bound
 from samestep.parallel.gradients.batch_norm import global_batch_norm
 from samestep.ranks.world.protocol import World
@@ -219,9 +219,16 @@ def slice_aware_functions() -> Iterator[None]:
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
+        declarations.SCRIPTED_FUNCTION: wrapping(_of_original),
+        declarations.SCRIPTED_BUILTIN: wrapping(_of_original),
     }
     with attached_all(hooks):
         yield
+
+
+def _of_original(compile_function: Callable[..., Any], function: Any, *place: Any) -> Any:
+    """Let TorchScript compile the original of a function, as replacements are not written in its language."""
+    return compile_function(original_of(function), *place)
 
 
 _PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spelling
