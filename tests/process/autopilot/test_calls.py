@@ -636,9 +636,11 @@ def test_slices_of_padding_only_are_compared_as_calls_of_the_run_compute_them(co
 
 def scripted():
     torch.manual_seed(3)
-    norm = torch.jit.script(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)).double())
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
-    encoder = torch.jit.script(nn.TransformerEncoder(layer, 1).double())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        norm = torch.jit.script(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)).double())
+        encoder = torch.jit.script(nn.TransformerEncoder(layer, 1).double())
     padding = torch.arange(6) > 3 + torch.arange(7)[:, None] % 3
     return [
         encoder(norm(torch.randn(42, 5).double()).view(7, 6, 8), src_key_padding_mask=padding).std().item()
