@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -325,6 +326,7 @@ def batch_norm_of_slices() -> Iterator[None]:
     """
 
     def make(original: Callable[..., Tensor]) -> Any:
+        @wraps(original)
         def batch_norm(
             input: Tensor,  # noqa: A002 - torch's name
             running_mean: Tensor | None,
