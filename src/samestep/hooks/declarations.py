@@ -176,6 +176,14 @@ SCRIPTED_FUNCTION = Hook(
     "torch.jit._recursive", "try_compile_fn", _SPLIT, _SCRIPTED, arguments=("fn", "loc"), optional=True
 )
 SCRIPTED_BUILTIN = Hook("torch.jit._builtins", "_find_builtin", _SPLIT, _SCRIPTED, optional=True)
+COMPILED_FUNCTION = Hook(
+    "torch._dynamo.trace_rules",
+    "load_object",
+    _SPLIT,
+    "torch.compile traces a replaced function, and does not take it for the original, which it knows",
+    arguments=("name",),
+    optional=True,
+)
 OVERRIDDEN = Hook(
     "torch.overrides",
     "has_torch_function",

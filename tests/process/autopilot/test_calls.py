@@ -634,6 +634,27 @@ def test_slices_of_padding_only_are_compared_as_calls_of_the_run_compute_them(co
     compared(evaluated_with_padding_only)
 
 
+def compiled_as_one_graph():
+    torch.manual_seed(3)
+    torch.compiler.reset()
+    layers = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
+    model, results = torch.compile(layers, backend="eager", fullgraph=True), []
+    for number in range(6):
+        layers.train(number < 4)
+        loss = model(torch.randn(7, 5).double()).square().sum()
+        if layers.training:
+            loss.backward()
+        results.append(loss.item())
+    return results
+
+
+def test_a_model_with_batch_norm_is_compiled_as_one_graph(compared):
+    """A graph that a split call breaks, as ranks communicate in it, is no error of the script."""
+    split, _, lines = compared(compiled_as_one_graph)
+    assert split == 2, lines  # those in evaluation
+    assert any("Unsupported" in line for line in lines), lines  # the code in place of torch's is traced
+
+
 def scripted():
     torch.manual_seed(3)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)

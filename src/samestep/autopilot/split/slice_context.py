@@ -222,6 +222,7 @@ def slice_aware_functions() -> Iterator[None]:
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
         declarations.SCRIPTED_FUNCTION: wrapping(_of_original),
         declarations.SCRIPTED_BUILTIN: wrapping(_of_original),
+        declarations.COMPILED_FUNCTION: wrapping(lambda load, name: original_of(load(name))),
     }
     with attached_all(hooks):
         yield
@@ -306,7 +307,18 @@ _normalize: ContextVar[Callable[..., Tensor] | None] = ContextVar("samestep_batc
 """Normalizes a batch with its statistics, given the arguments of `functional.batch_norm`."""
 
 
-def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
+@dataclass(slots=True)
+class _Normalizing:
+    """Whether any thread computes slices, which code that `torch.compile` has compiled can ask."""
+
+    depth: int = 0
+
+
+_normalizing = _Normalizing()
+
+
+@contextmanager
+def batch_norm_over_ranks(world: World) -> Iterator[None]:
     """Normalize this rank's slices with the statistics of the whole batch."""
 
     def normalize(
@@ -315,17 +327,33 @@ def batch_norm_over_ranks(world: World) -> AbstractContextManager[None]:
         before_collective("normalized", batch.shape[1], batch.dtype)
         return global_batch_norm(world, batch, running, (weight, bias), momentum=momentum, eps=eps)
 
-    return bound(_normalize, normalize)
+    with bound(_normalize, normalize):
+        _normalizing.depth += 1
+        try:
+            yield
+        finally:
+            _normalizing.depth -= 1
 
 
 @contextmanager
 def batch_norm_of_slices() -> Iterator[None]:
     """Replace batch norm, which layers of torch and of others call, so that it can normalize a slice.
 
-    `torch.compile` does not compile it, because a compiled graph cannot contain communication.
+    `torch.compile` compiles it as usual but in slices: a compiled graph cannot contain communication.
     """
 
     def make(original: Callable[..., Tensor]) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def of_slice(
+            batch: Tensor, mean: Tensor | None, variance: Tensor | None, *positional: Any, **named: Any
+        ) -> Tensor:
+            normalize = _normalize.get()
+            if normalize is None or batch.dim() < 2:
+                return original(batch, mean, variance, *positional, **named)
+            options = {**_OPTIONS, **dict(zip(_OPTIONS, positional, strict=False)), **named}
+            del options["training"]
+            return normalize(batch, (mean, variance), **options)
+
         @wraps(original)
         def batch_norm(
             input: Tensor,  # noqa: A002 - torch's name
@@ -334,14 +362,11 @@ def batch_norm_of_slices() -> Iterator[None]:
             *positional: Any,
             **named: Any,
         ) -> Tensor:
-            normalize = _normalize.get()
-            if normalize is not None and input.dim() > 1:
-                options = {**_OPTIONS, **dict(zip(_OPTIONS, positional, strict=False)), **named}
-                if options.pop("training"):
-                    return normalize(input, (running_mean, running_var), **options)
-            return original(input, running_mean, running_var, *positional, **named)
+            uses_batch = positional[2] if len(positional) > 2 else named.get("training", False)
+            compute = of_slice if uses_batch and _normalizing.depth else original
+            return compute(input, running_mean, running_var, *positional, **named)
 
-        return torch.compiler.disable(batch_norm)  # type: ignore[no-untyped-call]
+        return batch_norm
 
     with attached(declarations.BATCH_NORM, make):
         yield
