@@ -374,8 +374,8 @@ def _labels_in(batch: Tensor) -> Tensor | None:
     if len(batch.flatten()[: _MOST_LABELS**2].unique()) > _MOST_LABELS:  # type: ignore[no-untyped-call]
         return None
     labels: Tensor = batch.detach().double().unique()  # type: ignore[no-untyped-call]
-    is_few = len(labels) == 2 or 2 < len(labels) <= min(_MOST_LABELS, batch.numel() ** 0.5)
-    return labels if is_few else None
+    most = max(2, min(_MOST_LABELS, batch.numel() ** 0.5))
+    return labels if 1 < len(labels) <= most else None
 
 
 def _other_labels(value: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

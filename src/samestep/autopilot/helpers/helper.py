@@ -27,6 +27,7 @@ from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import (
     OtherRankFailedError,
     batch_norm_of_slices,
+    known_to_compilers,
     slice_aware_functions,
 )
 from samestep.autopilot.split_calls import (
@@ -324,6 +325,7 @@ def computing_slices() -> Iterator[None]:
             detected_training(),
             batch_norm_of_slices(),
             slice_aware_functions(),
+            known_to_compilers(),
             averaging_grad(current_gradients),
         ):
             stack.enter_context(context)

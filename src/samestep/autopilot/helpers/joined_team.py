@@ -30,7 +30,7 @@ from samestep.autopilot.helpers.pickling import pickled, unpickled
 from samestep.autopilot.helpers.team import ExchangeStep, TeamMemory, TeamWorld
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import PeerLost
-from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, same_call, signature
+from samestep.ranks.collectives.call_signature import NOTHING, SIGNATURE_BYTES, same_call, signature
 from samestep.ranks.collectives.direct import low_latency
 from samestep.ranks.collectives.peer_connections import connect_to_main, flags_before
 from samestep.ranks.collectives.semaphores import own_process
@@ -388,7 +388,6 @@ def _end_with(connection: socket.socket, is_over: Event) -> None:
 
 
 T = TypeVar("T")
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class NetworkTeamWorld(RelayedWorld):
@@ -399,7 +398,7 @@ class NetworkTeamWorld(RelayedWorld):
         self._line, self.step = line, ExchangeStep()
 
     @contextmanager
-    def _together(self, call: str, tensor: Tensor = _NOTHING, *, ends: bool = False) -> Iterator[None]:
+    def _together(self, call: str, tensor: Tensor = NOTHING, *, ends: bool = False) -> Iterator[None]:
         """Run the block on all ranks, or raise `OtherRankFailedError` on all of them."""
         with self.step.collective(ends=ends):
             self._line.agree(signature(self.place.rank, call, tensor))

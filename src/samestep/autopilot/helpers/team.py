@@ -18,6 +18,7 @@ from samestep.autopilot.helpers.shared_storage import MemoryFile, mapped_file
 from samestep.autopilot.split.slice_context import OtherRankFailedError
 from samestep.base.errors import OutOfStep, PeerLost, WorldError
 from samestep.base.place import Place
+from samestep.ranks.collectives.call_signature import NOTHING
 from samestep.ranks.collectives.semaphores import Process, Semaphores, initialize, own_process
 from samestep.ranks.collectives.shared_memory import SharedMemory, bytes_needed
 from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, progress_of
@@ -26,7 +27,6 @@ from samestep.ranks.world.protocol import CompletedWork, DerivedWorld, Work, Wor
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class TeamWorld(World, Protocol):
@@ -246,12 +246,12 @@ class MemoryTeamWorld(DerivedWorld):
     def end_check(self) -> None:
         """See `TeamWorld.end_check`."""
         with self.step.collective(ends=True):
-            self._memory.agree("the end of a check", _NOTHING)
+            self._memory.agree("the end of a check", NOTHING)
 
     def fail(self) -> None:
         """See `TeamWorld.fail`."""
         with self.step.collective(ends=True):
-            self._memory.agree("nothing, because it has failed", _NOTHING)
+            self._memory.agree("nothing, because it has failed", NOTHING)
 
     def broadcast_object(self, value: T, src: int = 0) -> T:
         """See `World.broadcast_object`."""

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -220,17 +219,28 @@ def slice_aware_functions() -> Iterator[None]:
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
-        declarations.SCRIPTED_FUNCTION: wrapping(_of_original),
-        declarations.SCRIPTED_BUILTIN: wrapping(_of_original),
-        declarations.COMPILED_FUNCTION: wrapping(lambda load, name: original_of(load(name))),
     }
     with attached_all(hooks):
         yield
 
 
-def _of_original(compile_function: Callable[..., Any], function: Any, *place: Any) -> Any:
-    """Let TorchScript compile the original of a function, as replacements are not written in its language."""
-    return compile_function(original_of(function), *place)
+@contextmanager
+def known_to_compilers() -> Iterator[None]:
+    """Let TorchScript compile the originals of replaced functions, and `torch.compile` know these only.
+
+    Replacements are not written in TorchScript's language. `torch.compile` then traces them like any code.
+    """
+
+    def of_original(find: Callable[..., Any], function: Any, *place: Any) -> Any:
+        return find(original_of(function), *place)
+
+    hooks = {
+        declarations.SCRIPTED_FUNCTION: wrapping(of_original),
+        declarations.SCRIPTED_BUILTIN: wrapping(of_original),
+        declarations.COMPILED_FUNCTION: wrapping(lambda load, name: original_of(load(name))),
+    }
+    with attached_all(hooks):
+        yield
 
 
 _PLAIN = torch._C._disabled_torch_function_impl  # noqa: SLF001 - no public spelling
@@ -301,10 +311,8 @@ def before_collective(*form: Any) -> None:
         together.agree_on(form)
 
 
-_OPTIONS = MappingProxyType({"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5})
-"""The optional arguments of `functional.batch_norm` in their order, and their defaults."""
 _normalize: ContextVar[Callable[..., Tensor] | None] = ContextVar("samestep_batch_norm", default=None)
-"""Normalizes a batch with its statistics, given the arguments of `functional.batch_norm`."""
+"""Normalizes a batch with its statistics, given that, the running ones, weight and bias, momentum and eps."""
 
 
 @dataclass(slots=True)
@@ -321,11 +329,9 @@ _normalizing = _Normalizing()
 def batch_norm_over_ranks(world: World) -> Iterator[None]:
     """Normalize this rank's slices with the statistics of the whole batch."""
 
-    def normalize(
-        batch: Tensor, running: Any, *, weight: Any, bias: Any, momentum: float, eps: float
-    ) -> Tensor:
+    def normalize(batch: Tensor, running: Any, affine: Any, momentum: float, eps: float) -> Tensor:
         before_collective("normalized", batch.shape[1], batch.dtype)
-        return global_batch_norm(world, batch, running, (weight, bias), momentum=momentum, eps=eps)
+        return global_batch_norm(world, batch, running, affine, momentum=momentum, eps=eps)
 
     with bound(_normalize, normalize):
         _normalizing.depth += 1
@@ -344,27 +350,28 @@ def batch_norm_of_slices() -> Iterator[None]:
 
     def make(original: Callable[..., Tensor]) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def of_slice(
-            batch: Tensor, mean: Tensor | None, variance: Tensor | None, *positional: Any, **named: Any
-        ) -> Tensor:
+        def of_slice(batch: Tensor, running: Any, affine: Any, momentum: float, eps: float) -> Tensor:
             normalize = _normalize.get()
             if normalize is None or batch.dim() < 2:
-                return original(batch, mean, variance, *positional, **named)
-            options = {**_OPTIONS, **dict(zip(_OPTIONS, positional, strict=False)), **named}
-            del options["training"]
-            return normalize(batch, (mean, variance), **options)
+                return original(batch, *running, *affine, True, momentum, eps)  # noqa: FBT003 - as torch has it
+            return normalize(batch, running, affine, momentum, eps)
 
         @wraps(original)
-        def batch_norm(
-            input: Tensor,  # noqa: A002 - torch's name
+        def batch_norm(  # noqa: PLR0913, PLR0917 - torch's parameters
+            input: Tensor,  # noqa: A002
             running_mean: Tensor | None,
             running_var: Tensor | None,
-            *positional: Any,
-            **named: Any,
+            weight: Tensor | None = None,
+            bias: Tensor | None = None,
+            training: bool = False,  # noqa: FBT001, FBT002
+            momentum: float = 0.1,
+            eps: float = 1e-5,
         ) -> Tensor:
-            uses_batch = positional[2] if len(positional) > 2 else named.get("training", False)
-            compute = of_slice if uses_batch and _normalizing.depth else original
-            return compute(input, running_mean, running_var, *positional, **named)
+            running, affine = (running_mean, running_var), (weight, bias)
+            if training and _normalizing.depth:
+                normalized: Tensor = of_slice(input, running, affine, momentum, eps)
+                return normalized
+            return original(input, *running, *affine, training, momentum, eps)
 
         return batch_norm
 

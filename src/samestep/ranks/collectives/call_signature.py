@@ -10,6 +10,8 @@ from samestep.base.errors import OutOfStep
 
 SIGNATURE_BYTES = 128
 """Bytes of a signature: two cache lines, which hold the text of usual calls."""
+NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+"""The tensor of a call without one; its type is that of all ranks, whatever their default types are."""
 _RANK_DIGITS = 5  # digits of the rank at the start of a signature, which is below `MOST_WORKERS`
 _DIGEST_DIGITS = 16  # of a text that is cut: 64 bits, which differ for any two calls of a script
 

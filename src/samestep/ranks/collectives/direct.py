@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
+from samestep.ranks.collectives.call_signature import NOTHING, SIGNATURE_BYTES, check_same_call, signature
 from samestep.ranks.collectives.peer_connections import Connections, NotConnected, connect_ranks
 from samestep.ranks.collectives.shared_memory import PIECE, bounds, is_plain, on_one_host, pieces
 from samestep.ranks.hang.flight_recorder import DIRECT, Progress, progress_of
@@ -46,7 +46,6 @@ from samestep.ranks.world.protocol import DeferredWork, RelayedWorld, Work, Worl
 SMALL = 1 << 16
 """Bytes, of the tensors that a rank receives together, up to which each rank reduces all of them: a guess at
 where the time of a second message is that of the bytes."""
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 
 
 class DirectCollectives:
@@ -78,7 +77,7 @@ class DirectCollectives:
     def barrier(self) -> None:
         """Return once every rank has called this."""
         with self._progress.enter("barrier"):
-            self._received([_NOTHING] * self._size, signature(self._rank, "barrier", _NOTHING))
+            self._received([NOTHING] * self._size, signature(self._rank, "barrier", NOTHING))
 
     def all_reduce(self, tensor: Tensor, *, op: Op = "sum") -> None:
         """Reduce `tensor` over all ranks, in place, to equal bits on every rank."""

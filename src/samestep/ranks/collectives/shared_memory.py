@@ -40,7 +40,7 @@ from torch import Tensor
 
 from samestep.base.machine.description import cpu_share, enough_for_all
 from samestep.base.units import bytes_text
-from samestep.ranks.collectives.call_signature import SIGNATURE_BYTES, check_same_call, signature
+from samestep.ranks.collectives.call_signature import NOTHING, SIGNATURE_BYTES, check_same_call, signature
 from samestep.ranks.collectives.semaphores import SIZE, Semaphores, initialize, own_process
 from samestep.ranks.hang.flight_recorder import SHARED_MEMORY, Progress, progress_of
 from samestep.ranks.world.operation import (
@@ -61,7 +61,6 @@ PIECE = 1 << 20
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it, for one handover instead of
 two."""
-_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default type of a rank is
 _MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more: a guess
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
@@ -189,7 +188,7 @@ class SharedMemory:
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
-        with self._begin("barrier", _NOTHING):
+        with self._begin("barrier", NOTHING):
             self._handover()
 
     def agree(self, call: str, tensor: Tensor) -> None:
