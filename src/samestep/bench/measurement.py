@@ -9,6 +9,9 @@ every call and begins with another one::
 
 A block is a barrier and as many calls as take about `BLOCK_S`, so that the moment at which a rank leaves the
 barrier does not matter.
+
+`native` calls the back end, `direct` uses direct connections between processes with Gloo, and `shared_memory`
+the shared memory of one host, which takes a world of `on_one_host`. The other two accept such a world too.
 """
 
 import time
@@ -22,10 +25,8 @@ from torch import Tensor
 
 from samestep.base.errors import UsageError
 from samestep.base.units import bytes_text
-from samestep.bench.figures import Row, figures, slowest
-from samestep.bench.request import Request
-from samestep.ranks.collectives import algorithms
-from samestep.ranks.collectives.direct import DirectWorld, by_connections
+from samestep.bench.figures import Request, Row, figures, slowest
+from samestep.ranks.collectives.direct import RANKS, DirectWorld, by_connections
 from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host
 from samestep.ranks.world.protocol import World
 
@@ -97,7 +98,61 @@ def timed_interleaved(
 
 
 Algorithm: TypeAlias = Callable[..., Any]
-"""An entry of `samestep.ranks.collectives.algorithms`."""
+"""A way of a collective: the back end's own, direct connections between processes, or one host's memory."""
+
+
+def native(world: World) -> World:
+    """Return the world whose collectives are those of the back end."""
+    return world.inner if isinstance(world, OneHostWorld | DirectWorld) else world
+
+
+def shared_memory(world: World) -> World:
+    """Return `world` if its collectives use shared memory, or if it has one rank.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if world.place.size > 1 and not isinstance(world, OneHostWorld):
+        raise UsageError(
+            "shared_memory takes a world of "
+            "samestep.ranks.collectives.shared_memory.on_one_host(world), "
+            "which these ranks cannot make: they share no memory. Choose another algorithm."
+        )
+    return world
+
+
+def direct(world: World) -> DirectWorld:
+    """Return the world of the same ranks with direct connections; all ranks call this.
+
+    Raises:
+        UsageError: they cannot have any.
+    """
+    connected = world if isinstance(world, DirectWorld) else by_connections(native(world))
+    if not isinstance(connected, DirectWorld):
+        raise UsageError(
+            f"direct takes 2 to {RANKS} processes that Gloo connects, with tensors on the CPU. "
+            "Choose another algorithm."
+        )
+    return connected
+
+
+ALL_REDUCE: Mapping[str, Algorithm] = {
+    "native": lambda world, tensor, op: native(world).all_reduce(tensor, op=op),
+    "direct": lambda world, tensor, op: direct(world).reduce_directly(tensor, op),
+    "shared_memory": lambda world, tensor, op: shared_memory(world).all_reduce(tensor, op=op),
+}
+"""Each takes a world, the tensor to change, and an operation."""
+BROADCAST: Mapping[str, Algorithm] = {
+    "native": lambda world, tensor, src: native(world).broadcast(tensor, src),
+    "shared_memory": lambda world, tensor, src: shared_memory(world).broadcast(tensor, src),
+}
+"""Each takes a world, the tensor to change, and the source rank."""
+ALL_GATHER: Mapping[str, Algorithm] = {
+    "native": lambda world, tensor: native(world).all_gather(tensor),
+    "direct": lambda world, tensor: direct(world).gather_directly(tensor),
+    "shared_memory": lambda world, tensor: shared_memory(world).all_gather(tensor),
+}
+"""Each takes a world and a tensor, and returns the tensors of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +178,17 @@ class Collective:
 
 COLLECTIVES: Mapping[str, Collective] = {
     "all_reduce": Collective(
-        algorithms=algorithms.ALL_REDUCE,
+        algorithms=ALL_REDUCE,
         part="whole",
         call=lambda algorithm, world, tensor, _: algorithm(world, tensor, "sum"),
     ),
     "broadcast": Collective(
-        algorithms=algorithms.BROADCAST,
+        algorithms=BROADCAST,
         part="whole",
         call=lambda algorithm, world, tensor, root: algorithm(world, tensor, root),
     ),
     "all_gather": Collective(
-        algorithms=algorithms.ALL_GATHER,
+        algorithms=ALL_GATHER,
         part="row",
         call=lambda algorithm, world, tensor, _: algorithm(world, tensor),
     ),

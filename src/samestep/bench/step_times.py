@@ -14,9 +14,8 @@ from torch import Tensor
 from samestep.base.errors import UsageError
 from samestep.base.machine.description import machine
 from samestep.base.units import bytes_text
-from samestep.bench.figures import Spread, quartiles
+from samestep.bench.figures import ALONE, Spread, quartiles
 from samestep.bench.measurement import finisher, in_rounds, rounds_within
-from samestep.bench.request import ALONE
 from samestep.parallel.exact.logical_shards import Exact
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.collectives.shared_memory import OneHostWorld, on_one_host

@@ -11,7 +11,7 @@ from samestep.base.console import log, progress_bar
 from samestep.base.errors import UsageError
 from samestep.base.record import json_line
 from samestep.base.units import check_seconds
-from samestep.bench.request import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
+from samestep.bench.figures import ALONE, COLLECTIVES, SYNCS, Request, sizes_of
 from samestep.cli.failures import exit_with
 from samestep.cli.help_text import help_of
 from samestep.cli.options import launch, results

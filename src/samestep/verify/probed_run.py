@@ -1,4 +1,9 @@
-"""Runs a script on some workers with a probe on each, and discards the files that the script writes."""
+"""Runs a script on some workers with a probe on each, and discards the files that the script writes.
+
+The tables at the end name the observers of a run. A new check needs its code in `verdict.NoteCode`, a row in
+``docs/guide/verify.md``, a training of a few lines with that mistake in ``tests/unit/verify/observers``, and
+no note about any without it.
+"""
 
 import io
 import json
@@ -38,9 +43,24 @@ from samestep.run.decision import TRAINS_ALONE, filled
 from samestep.run.spawning_script import SpawnedRuns, with_own_workers
 from samestep.verify.model_parallel import Parts, grouped
 from samestep.verify.module_recorder import ModuleRecorder
-from samestep.verify.observers.check import Observer
-from samestep.verify.observers.rank_observers import SavedStates
-from samestep.verify.observers.table import OF_EACH_RANK, OF_ONE_WORKER
+from samestep.verify.observers.check import Check, Checks, Observer
+from samestep.verify.observers.evaluation import (
+    DropoutInEvaluation,
+    EvaluationModeKept,
+    SpectralNormNotBegun,
+    TrainingModeInEvaluation,
+)
+from samestep.verify.observers.gradient_coverage import GradientCoverage, UpdatesStop
+from samestep.verify.observers.loaders import LoaderGenerators, RowsNotUsed, SamplerEpochs
+from samestep.verify.observers.loss_graphs import LossArguments
+from samestep.verify.observers.rank_observers import (
+    DeviceOfRank,
+    RendezvousAddress,
+    SavedStates,
+    ThreadsOfRank,
+)
+from samestep.verify.observers.saved_states import SavedStateDiffers
+from samestep.verify.observers.step_order import GradientZeroing, LossScaling, ScheduleOrder
 from samestep.verify.precision import in_double_precision
 from samestep.verify.probe import Probe
 from samestep.verify.rank_features import global_batch_norm, rank_features_disabled
@@ -375,3 +395,33 @@ def run_entry() -> None:
     entry, start = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - of the worker that became this process
     report = entry(start, ReportPipe.of(os.open(os.devnull, os.O_WRONLY)))
     os._exit(report.ending.exit_code & 0xFF)
+
+
+CHECKS: Sequence[Callable[[], Check]] = (
+    GradientCoverage,
+    GradientZeroing,
+    EvaluationModeKept,
+    TrainingModeInEvaluation,
+    ScheduleOrder,
+    LossScaling,
+    LossArguments,
+    LoaderGenerators,
+    SamplerEpochs,
+    RowsNotUsed,
+    UpdatesStop,
+    DropoutInEvaluation,
+    SpectralNormNotBegun,
+    SavedStateDiffers,
+)
+"""Checks of the run on one worker."""
+OF_ONE_WORKER: Sequence[Callable[[], Observer]] = (partial(Checks, CHECKS),)
+"""Observers of the run on one worker."""
+CHECKS_OF_RANK: Sequence[Callable[[], Check]] = (EvaluationModeKept,)
+"""Checks of each rank, as a rank can have a mode of its own: rank 0 alone calls ``model.train()``."""
+OF_EACH_RANK: Sequence[Callable[[], Observer]] = (
+    DeviceOfRank,
+    ThreadsOfRank,
+    RendezvousAddress,
+    partial(Checks, CHECKS_OF_RANK),
+)
+"""Observers of each rank of a distributed script that a launcher starts."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samestep.bench.request import SYNCS
+from samestep.bench.figures import SYNCS
 from samestep.bench.step_times import ALONE, WAYS, Problem, Trainee, measure, ways_here
 
 PROBLEM = Problem(batch_per_worker=2, shape=(1, 8, 8))

@@ -1,8 +1,8 @@
 """Collectives are measured on real processes."""
 
+from samestep.bench.figures import COLLECTIVES as NAMES
+from samestep.bench.figures import Request
 from samestep.bench.measurement import COLLECTIVES, perform
-from samestep.bench.request import COLLECTIVES as NAMES
-from samestep.bench.request import Request
 
 
 def of_all(world):

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import UsageError
-from samestep.bench.request import BUCKET, Request, sizes_of
+from samestep.bench.figures import BUCKET, Request, sizes_of
 
 
 def test_sizes_are_sorted_and_those_of_a_parameter_and_of_a_bucket_by_default():

@@ -9,8 +9,7 @@ import torch
 
 from samestep.base import env
 from samestep.bench import measurement
-from samestep.bench.figures import figures
-from samestep.bench.request import COLLECTIVES, Request
+from samestep.bench.figures import COLLECTIVES, Request, figures
 from samestep.cli import bench
 from samestep.cli.main import run_command
 

@@ -3,7 +3,7 @@
 import pytest
 
 from samestep.base.errors import DetectionError, UsageError
-from samestep.bench.request import Request as BenchRequest
+from samestep.bench.figures import Request as BenchRequest
 from samestep.bench.step_times import Problem
 from samestep.cli.main import run_command
 from samestep.launch.job import Job, Nodes, Program

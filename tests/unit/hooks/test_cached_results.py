@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from samestep.hooks.cached_results import add_results, cached, results_in, results_of
+from samestep.hooks.raw_containers import add_results, cached, results_in, results_of
 
 CALLS = [
     ((1,), {}),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from samestep.ranks.collectives import algorithms
+from samestep.bench import measurement
 from samestep.ranks.world.operation import Op
 from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
 from samestep_lab.collectives import ring, rooted_collectives
@@ -24,17 +24,17 @@ ToAll: TypeAlias = Callable[[World, Tensor, Op], None]
 
 ALL_REDUCE: Mapping[str, ToAll] = {
     **{each.name: each for each in (NAIVE, TREE, RING, HALVING_DOUBLING)},
-    **algorithms.ALL_REDUCE,
+    **measurement.ALL_REDUCE,
 }
 """Each takes a world, the tensor to change, and an operation."""
 BROADCAST: Mapping[str, Callable[[World, Tensor, int], None]] = {
     **{each.name: each for each in (NAIVE_BROADCAST, TREE_BROADCAST, SCATTER_ALL_GATHER_BROADCAST)},
-    **algorithms.BROADCAST,
+    **measurement.BROADCAST,
 }
 """Each takes a world, the tensor to change, and the source rank."""
 ALL_GATHER: Mapping[str, Callable[[World, Tensor], list[Tensor]]] = {
     "ring": ring.all_gather,
-    **algorithms.ALL_GATHER,
+    **measurement.ALL_GATHER,
 }
 """Each takes a world and a tensor, and returns the tensors of all ranks."""
 REDUCE: Mapping[str, Callable[[World, Tensor, Op, int], None]] = {"tree": rooted_collectives.reduce}

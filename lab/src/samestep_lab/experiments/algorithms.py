@@ -1,9 +1,8 @@
 """Measures every all-reduce at several sizes, and reports the fastest at each size."""
 
 from samestep.base.units import bytes_text, seconds_text
-from samestep.bench.figures import Row, best_text, fastest
+from samestep.bench.figures import Request, Row, best_text, fastest
 from samestep.bench.measurement import perform
-from samestep.bench.request import Request
 from samestep.ranks.world.protocol import World
 from samestep_lab.collectives.algorithms import ALL_REDUCE
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

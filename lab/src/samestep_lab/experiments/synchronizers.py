@@ -2,8 +2,7 @@
 
 from dataclasses import asdict
 
-from samestep.bench.figures import STEP_HEAD, fastest_synchronizer, step_cells
-from samestep.bench.request import ALONE
+from samestep.bench.figures import ALONE, STEP_HEAD, fastest_synchronizer, step_cells
 from samestep.bench.step_times import NEEDS, WAYS, Problem, StepRow, measure, ways_here
 from samestep.ranks.world.protocol import World
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

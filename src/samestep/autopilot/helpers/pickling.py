@@ -25,18 +25,19 @@ from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.autopilot.state.reachable_state import CACHED, COMPILED, runs_compiled
-from samestep.hooks.cached_results import add_results, results_of
-from samestep.hooks.cached_results import cached as made_cached
 from samestep.hooks.object_graph import cells_of
 from samestep.hooks.raw_containers import (
+    add_results,
     base_of,
     contents_of,
     empty,
     fields_of,
     refill,
     restore_fields,
+    results_of,
     setting_of,
 )
+from samestep.hooks.raw_containers import cached as made_cached
 
 Reference = Callable[[Tensor], Any]
 """Returns what stands for a tensor; None to pickle it as it is."""

@@ -34,9 +34,8 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
-from samestep.hooks.cached_results import results_in
 from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
-from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields
+from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields, results_in
 from samestep.hooks.tensor_tree import tensors_in
 
 Undo: TypeAlias = Callable[[], object]

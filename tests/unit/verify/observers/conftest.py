@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samestep.verify.observers.check import Checks
-from samestep.verify.observers.table import CHECKS
+from samestep.verify.probed_run import CHECKS
 
 
 @pytest.fixture

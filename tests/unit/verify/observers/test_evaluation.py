@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.verify.observers.table import OF_EACH_RANK
+from samestep.verify.probed_run import OF_EACH_RANK
 
 
 def data(seed):

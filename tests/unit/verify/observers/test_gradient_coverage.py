@@ -8,7 +8,7 @@ from torch import nn
 
 from samestep.verify.observers.check import Checks
 from samestep.verify.observers.gradient_coverage import GradientCoverage
-from samestep.verify.observers.table import CHECKS
+from samestep.verify.probed_run import CHECKS
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 
