@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from samestep.doctor import report as reporting
+from samestep.doctor.context import Finding, RankResult, Result, ResultStore
 from samestep.doctor.report import agree_on_exit_code, gather, lines, record
-from samestep.doctor.results import Finding, RankResult, Result, ResultStore
 from support.stores import Memory
 
 

@@ -13,7 +13,7 @@ import torch
 from samestep.base.errors import WorldError
 from samestep.doctor import checks, run_folder
 from samestep.doctor.checks import CHECKS, Options, any_stuck, run_check, run_checks
-from samestep.doctor.results import ResultStore
+from samestep.doctor.context import ResultStore
 from samestep.ranks.world.protocol import SoloWorld
 from support.stores import Memory
 

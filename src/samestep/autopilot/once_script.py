@@ -31,9 +31,9 @@ from samestep.autopilot.split_calls import splitting_calls
 from samestep.base import env
 from samestep.base.console import write_stderr
 from samestep.base.errors import PeerLost, UsageError
+from samestep.base.folders import owned_folder
 from samestep.base.machine.c_libraries import keep_freed_memory
 from samestep.base.machine.description import cpu_share, number_of_workers
-from samestep.base.owned_folders import owned_folder
 from samestep.hooks import declarations
 from samestep.hooks.registry import attached, attached_all, instead, wrapping
 from samestep.hooks.training_events import optimizer_steps

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from samestep.base.documents import read_as
 from samestep.base.errors import Error
-from samestep.base.owned_folders import temporary_directory
+from samestep.base.folders import temporary_directory
 from samestep.base.polling import holds_within
 from samestep.base.process_identity import Life, Owner
 from samestep.base.regular_files import open_regular

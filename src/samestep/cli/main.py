@@ -334,7 +334,7 @@ def _needs_linux(verb: str) -> str:
 
 
 def _remove_dead_folders() -> None:
-    from samestep.base.owned_folders import remove_dead  # a tenth of what `samestep --help` imports
+    from samestep.base.folders import remove_dead  # a tenth of what `samestep --help` imports
 
     with suppress(OSError):  # the temporary directory may be gone
         remove_dead()

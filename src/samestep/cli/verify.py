@@ -20,10 +20,9 @@ from samestep.autopilot.script.options import DEFAULTS, Options
 from samestep.base import env
 from samestep.base.console import BAD, DOUBTFUL, GOOD, inform, print_verdict
 from samestep.base.errors import UsageError
-from samestep.base.folders import refuse_unwritable_file
+from samestep.base.folders import owned_folder, refuse_unwritable_file, temporary_directory
 from samestep.base.machine.accelerators import can_have_accelerators
 from samestep.base.machine.description import cpu_share, refuse_beyond_cores, refuse_beyond_memory
-from samestep.base.owned_folders import owned_folder, temporary_directory
 from samestep.base.record import json_line, repository_of
 from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted

@@ -13,9 +13,18 @@ from samestep.base.machine.description import machine, package_version
 from samestep.base.polling import with_timeout
 from samestep.base.units import bytes_text, ranges, seconds_text
 from samestep.doctor import gpus, limits, network, run_folder
-from samestep.doctor.context import Context, predict
+from samestep.doctor.context import (
+    Context,
+    RankResult,
+    Result,
+    ResultStore,
+    Row,
+    joined,
+    predict,
+    problem,
+    rows,
+)
 from samestep.doctor.report import Report, agree_on_exit_code, gather
-from samestep.doctor.results import RankResult, Result, ResultStore, Row, joined, problem, rows
 from samestep.hooks.declarations import ALL
 from samestep.hooks.registry import problems
 from samestep.launchers.detect import detect

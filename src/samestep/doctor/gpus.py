@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from samestep.base.machine.description import numbers
 from samestep.base.machine.kernel_files import folders_in, number_of, text_of
 from samestep.base.units import bytes_text
-from samestep.doctor.context import Context
-from samestep.doctor.results import Finding, Result, Row, matrix, note, problem, rows
+from samestep.doctor.context import Context, Finding, Result, Row, matrix, note, problem, rows
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,8 @@ from pathlib import Path
 from samestep.base.machine.description import process_limit
 from samestep.base.machine.kernel_files import text_of
 from samestep.base.units import bytes_text
-from samestep.doctor.context import Context
+from samestep.doctor.context import Context, Finding, Result, problem
 from samestep.doctor.network import read_ports
-from samestep.doctor.results import Finding, Result, problem
 
 # A container's default is 64 MiB. It holds batches of DataLoader's workers, and messages between ranks.
 _SHARED_MEMORY_PER_RANK = 256 * 2**20

@@ -17,8 +17,7 @@ from samestep.base.errors import UsageError
 from samestep.base.machine import interfaces as machine_interfaces
 from samestep.base.machine.interfaces import Interface
 from samestep.base.machine.kernel_files import folders_in, text_of
-from samestep.doctor.context import Context
-from samestep.doctor.results import Finding, Result, note, problem, rows
+from samestep.doctor.context import Context, Finding, Result, note, problem, rows
 from samestep.ranks.rendezvous import endpoint
 from samestep.ranks.rendezvous.gloo_interface import IFNAME, own_address
 

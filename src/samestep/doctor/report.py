@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from samestep.base.units import format_ranks, ranges
-from samestep.doctor.results import (
+from samestep.doctor.context import (
     Finding,
     RankResult,
     Result,

@@ -17,8 +17,7 @@ from pathlib import Path
 from samestep.base.machine.kernel_files import text_of
 from samestep.base.polling import holds_within
 from samestep.base.units import bytes_text, seconds_text
-from samestep.doctor.context import Context
-from samestep.doctor.results import Finding, Result, ResultStore, note, problem
+from samestep.doctor.context import Context, Finding, Result, ResultStore, note, problem
 
 _PREFIX = ".samestep-doctor-"
 _CONTENT = b"samestep doctor\n" * 256

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.errors import UsageError
-from samestep.base.folders import refuse_unwritable
-from samestep.base.owned_folders import temporary_directory
+from samestep.base.folders import refuse_unwritable, temporary_directory
 from samestep.base.record import write_whole
 from samestep.base.units import counted
 from samestep.report.drawing import STYLE, Chart

@@ -32,9 +32,9 @@ from typing import NoReturn, TypeAlias
 from samestep.base import env, event_record
 from samestep.base.console import inform, log, write_stderr
 from samestep.base.errors import PREEMPTED, OutOfStep, PeerLost, StepsDiffer, UsageError, WorkerFailed
+from samestep.base.folders import temporary_directory
 from samestep.base.machine.accelerators import advice_on
 from samestep.base.machine.description import cpu_share
-from samestep.base.owned_folders import temporary_directory
 from samestep.base.place import Place
 from samestep.base.signals import ended_by_interrupt
 from samestep.launch.job import STDERR, Job, Program

@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from samestep.base import owned_folders
+from samestep.base import folders
 from samestep.base.documents import read_as
 from samestep.base.errors import Error, UsageError
-from samestep.base.owned_folders import (
+from samestep.base.folders import (
     DESCENDANTS,
     make_folder,
     orphans,
@@ -154,8 +154,8 @@ def test_the_empty_folder_of_an_ended_process_is_deleted(tmp_path):
 def test_segments_of_a_zombie_are_deleted_with_the_folder_and_those_of_a_running_process_kept(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(owned_folders, "_SHARED_MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(owned_folders, "memory_is_numbered_apart", lambda: False)
+    monkeypatch.setattr(folders, "_SHARED_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(folders, "memory_is_numbered_apart", lambda: False)
     folder = of_the_dead(tmp_path)
     zombie = os.fork()
     if zombie == 0:
@@ -215,8 +215,8 @@ def test_a_missing_temporary_directory_is_wrong_input_and_hides_no_other_folder(
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """Return a folder for /dev/shm that has a segment of a worker and one of another process."""
-    monkeypatch.setattr(owned_folders, "_SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(owned_folders, "memory_is_numbered_apart", lambda: False)
+    monkeypatch.setattr(folders, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(folders, "memory_is_numbered_apart", lambda: False)
     for name in ("torch_12_1_0", "torch_13_1_0"):
         (tmp_path / name).write_bytes(b"12345")
     return tmp_path
@@ -227,22 +227,22 @@ def left(folder):
 
 
 def test_an_ended_workers_memory_is_freed(memory):
-    owned_folders.free_segments({12}, since_s=time.time() - 60)
+    folders.free_segments({12}, since_s=time.time() - 60)
     assert left(memory) == ["torch_13_1_0"]
 
 
 def test_memory_that_is_older_than_the_workers_is_kept(memory):
-    owned_folders.free_segments({12, 13}, since_s=time.time() + 60)
+    folders.free_segments({12, 13}, since_s=time.time() + 60)
     assert left(memory) == ["torch_12_1_0", "torch_13_1_0"]
 
 
 def test_memory_of_another_user_is_kept(memory, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    owned_folders.free_segments({12, 13}, since_s=time.time() - 60)
+    folders.free_segments({12, 13}, since_s=time.time() - 60)
     assert left(memory) == ["torch_12_1_0", "torch_13_1_0"]
 
 
 def test_in_a_container_that_shares_the_hosts_memory_nothing_is_freed(memory, monkeypatch):
-    monkeypatch.setattr(owned_folders, "memory_is_numbered_apart", lambda: True)
-    owned_folders.free_segments({12, 13}, since_s=time.time() - 60)
+    monkeypatch.setattr(folders, "memory_is_numbered_apart", lambda: True)
+    folders.free_segments({12, 13}, since_s=time.time() - 60)
     assert left(memory) == ["torch_12_1_0", "torch_13_1_0"]

@@ -11,8 +11,7 @@ from samestep.base.machine.description import machine
 from samestep.base.polling import with_timeout
 from samestep.doctor import checks as module
 from samestep.doctor.checks import CHECKS, THREAD, Check, Options, any_stuck, joining, run_check, run_checks
-from samestep.doctor.context import predict
-from samestep.doctor.results import Result, joined
+from samestep.doctor.context import Result, joined, predict
 from samestep.launchers.detect import detect
 from samestep.ranks.world.device import DeviceFacts
 from support import trees

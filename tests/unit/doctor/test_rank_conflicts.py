@@ -1,7 +1,7 @@
 """Ranks with conflicting facts are named in findings."""
 
+from samestep.doctor.context import RankResult
 from samestep.doctor.report import conflicts
-from samestep.doctor.results import RankResult
 
 
 def ranks(*changes, hosts=("node0", "node0", "node1", "node1")):

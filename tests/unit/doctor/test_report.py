@@ -1,7 +1,7 @@
 """The report shows equal values once, and differing values with their ranks."""
 
+from samestep.doctor.context import Finding
 from samestep.doctor.report import finding_lines, folded, row_lines
-from samestep.doctor.results import Finding
 from samestep.ranks.hang.detection import format_ranks
 
 HOSTS = {0: "a", 1: "a", 2: "b"}

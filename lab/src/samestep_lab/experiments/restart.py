@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from samestep.base.errors import WorkerFailed
-from samestep.base.owned_folders import temporary_directory
+from samestep.base.folders import temporary_directory
 from samestep.base.units import counted, seconds_text
 from samestep_lab.experiments.commands import COMMAND, json_of, parsed
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samestep.base.owned_folders import temporary_directory
+from samestep.base.folders import temporary_directory
 from samestep.base.units import counted, seconds_text
 from samestep_lab.experiments.commands import json_of
 from samestep_lab.experiments.experiment import Outcome, Setup, Table

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from samestep.base.owned_folders import owned_folder
+from samestep.base.folders import owned_folder
 from samestep.base.place import Place
 from samestep.base.worker_records import frames_of
 from samestep.ranks.hang.script_position import is_script

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from samestep.base import env
-from samestep.base.owned_folders import temporary_directory
+from samestep.base.folders import temporary_directory
 
 DATABASE_SUFFIXES = ("-journal", "-wal", "-shm")
 """The suffixes of the files that SQLite creates beside a database."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samestep.base.owned_folders import DESCENDANTS, free_segments
+from samestep.base.folders import DESCENDANTS, free_segments
 
 if TYPE_CHECKING:
     import psutil

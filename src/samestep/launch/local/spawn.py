@@ -24,8 +24,8 @@ from typing import Any, TypeAlias, TypeVar
 from samestep.base import env
 from samestep.base.console import open_standard_streams
 from samestep.base.errors import UsageError, WorkerFailed
+from samestep.base.folders import temporary_directory
 from samestep.base.machine.description import number_of_workers
-from samestep.base.owned_folders import temporary_directory
 from samestep.base.units import counted
 from samestep.launch.local.child import Entry, Report, ReportPipe, Start, interpreter
 from samestep.launch.local.forking import forget_parent, fork_is_safe, release_compute_threads

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.base.errors import Error, WorkerFailed
-from samestep.base.owned_folders import make_folder, remove_dead, remove_folder
+from samestep.base.folders import make_folder, remove_dead, remove_folder
 from samestep.base.signals import ENDS
 from samestep.base.worker_records import LastSteps, StackDumps
 from samestep.launch.job import STDERR
