@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 
+from samestep.autopilot.split.slice_context import known_to_compilers
 from samestep.hooks import declarations
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.registry import attached_all, attached_to, wrapping
@@ -140,6 +141,7 @@ class Probe(Listener):
         self._observers = observers
         with ExitStack() as stack:
             stack.enter_context(subscribed(self))
+            stack.enter_context(known_to_compilers())
             for observer in observers:
                 stack.enter_context(observer.attached())
             hooks = {

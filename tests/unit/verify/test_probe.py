@@ -6,6 +6,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from samestep.verify.observers.check import Checks
+from samestep.verify.observers.evaluation import DropoutInEvaluation
 from samestep.verify.probe import Probe, add_rounding
 from samestep.verify.run_length import FixedLength
 from samestep.verify.tensor_summary import BUCKETS, own_generator, row_keys, sketch
@@ -18,11 +20,11 @@ X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 def watch(tmp_path):
     """Return a function that runs a script under the probe and returns its trace."""
 
-    def run(script):
+    def run(script, observers=()):
         path = tmp_path / "trace.jsonl"
         writer = Writer(path)
         probe = Probe(writer, 0, length=FixedLength(100, of_each=True), stop=lambda: None, printed=lambda: "")
-        with probe.attached():
+        with probe.attached(observers):
             script()
         probe.end("end")
         writer._file.close()  # a worker's closes when it exits
@@ -391,3 +393,18 @@ def test_untrained_models_are_recorded_with_their_parameters_at_the_first_call(w
         training.epoch()
 
     assert watch(script).facts.frozen == at_first
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_torchscript_compiles_layers_whose_functions_are_watched(watch):
+    """Replaced dropout is not written in TorchScript: such a script failed under verify alone."""
+    x = torch.ones(4, 3)
+
+    def script():
+        model = torch.jit.script(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(x).sum().backward()
+            optimizer.step()
+
+    assert len(watch(script, [Checks([DropoutInEvaluation])]).steps) == 2
