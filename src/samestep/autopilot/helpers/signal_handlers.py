@@ -28,7 +28,7 @@ from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split_calls import SplitsCalls
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, instead
+from samestep.hooks.registry import attached_all, wrapping
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 _LONGEST_S = 2.0
@@ -192,8 +192,8 @@ def delayed_handlers() -> Iterator[SignalHandlers]:
         yield handlers  # Python calls none on this thread
         return
     hooks = {
-        declarations.SET_HANDLER: instead(handlers.set),
-        declarations.GET_HANDLER: instead(handlers.get),
+        declarations.SET_HANDLER: wrapping(lambda _, signalnum, handler: handlers.set(signalnum, handler)),
+        declarations.GET_HANDLER: wrapping(lambda _, signalnum: handlers.get(signalnum)),
     }
     handlers.delay_all()
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_all, instead, wrapping
+from samestep.hooks.registry import attached_all, wrapping
 
 SEED_BITS = 63
 """Bits of a seed, which torch stores in a signed integer of 64 bits."""
@@ -53,7 +53,7 @@ def fixed_seeds(seed: int) -> Iterator[None]:
     def numpys(original: Any, seed: Any = None) -> Any:
         return original(draw() if seed is None else seed)
 
-    def of_torch() -> int:
+    def of_torch(_: Any) -> int:
         seed = draw()
         torch.manual_seed(seed)
         return seed
@@ -63,8 +63,8 @@ def fixed_seeds(seed: int) -> Iterator[None]:
         declarations.RANDOM_SEED: wrapping(of_python),
         declarations.NUMPY_SEED: wrapping(of_numpy),
         declarations.NUMPY_GENERATOR: wrapping(numpys),
-        declarations.TORCH_SEED: instead(of_torch),
-        declarations.TORCH_RANDOM_SEED: instead(of_torch),
+        declarations.TORCH_SEED: wrapping(of_torch),
+        declarations.TORCH_RANDOM_SEED: wrapping(of_torch),
     }
     seed_all(draw)
     with attached_all(hooks):

@@ -1,6 +1,7 @@
 """Handlers of signals run in the script's code, not within an exchange with helpers or a finalizer."""
 
 import os
+import pickle
 import signal
 import sys
 import weakref
@@ -52,6 +53,13 @@ def until_error(call):
     call()
     while True:
         pass
+
+
+def test_a_replaced_function_takes_its_keywords_and_can_be_pickled(delayed):
+    """As `Pool(initializer=signal.signal)` needs where a worker is not forked."""
+    signal.signal(handler=raise_late, signalnum=signal.SIGUSR1)
+    assert signal.getsignal(signalnum=signal.SIGUSR1) is raise_late
+    assert pickle.loads(pickle.dumps([signal.signal, signal.getsignal])) == [signal.signal, signal.getsignal]
 
 
 def test_the_error_of_a_handler_is_not_lost_in_a_finalizer(delayed):
