@@ -396,7 +396,7 @@ def test_untrained_models_are_recorded_with_their_parameters_at_the_first_call(w
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
-def test_torchscript_compiles_layers_whose_functions_are_watched(watch):
+def test_a_layer_of_a_replaced_function_is_compiled_by_torchscript(watch):
     """Replaced dropout is not written in TorchScript: such a script failed under verify alone."""
     x = torch.ones(4, 3)
 

@@ -18,10 +18,9 @@ from samestep.autopilot.helpers.helper import (
     SplitCall,
 )
 from samestep.autopilot.helpers.helper_processes import Helpers
-from samestep.autopilot.helpers.messages import Rows, form_of
+from samestep.autopilot.helpers.messages import Rows, form_of, sent
 from samestep.autopilot.helpers.mirrors import MirroredModule, MirrorError, Mirrors, MirrorState
 from samestep.autopilot.helpers.pickling import classes_of, scripts_modules_by_value
-from samestep.autopilot.helpers.sent_arguments import sent
 from samestep.autopilot.helpers.shared_storage import SharedWeights
 from samestep.autopilot.helpers.slices import CallGraph, rows_of_inputs
 from samestep.autopilot.helpers.split_node import Attempt

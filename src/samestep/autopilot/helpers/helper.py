@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from samestep.autopilot.equivalence.effects import watch_effects
 from samestep.autopilot.equivalence.split_comparison import in_one_line
-from samestep.autopilot.helpers.messages import LineOfHelper
+from samestep.autopilot.helpers.messages import LineOfHelper, received
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
-from samestep.autopilot.helpers.sent_arguments import received
 from samestep.autopilot.helpers.slices import RankSlices
 from samestep.autopilot.helpers.surroundings import Surroundings
 from samestep.autopilot.helpers.team import TeamWorld

@@ -29,8 +29,7 @@ from samestep.autopilot.split.guards import (
     plain_attributes,
     without,
 )
-from samestep.autopilot.state.reachable_state import constants_of
-from samestep.autopilot.state.replaced_functions import key_of_replaced
+from samestep.autopilot.state.reachable_state import constants_of, key_of_replaced
 from samestep.hooks.object_graph import Key
 from samestep.hooks.tensor_tree import Path
 

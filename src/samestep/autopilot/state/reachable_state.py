@@ -19,7 +19,7 @@ import os
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial, partialmethod, singledispatchmethod
@@ -36,11 +36,12 @@ from types import (
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
-from samestep.autopilot.state.replaced_functions import replaced_functions
 from samestep.base import env
 from samestep.hooks.object_graph import WEAK, Key, Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of
@@ -607,3 +608,70 @@ def _attributes_in(code: CodeType) -> tuple[str, ...]:
     """Return the attributes that a function's code names, with those of the functions defined in it."""
     inner = [part for part in code.co_consts if isinstance(part, CodeType)]
     return (*code.co_names, *chain.from_iterable(map(_attributes_in, inner)))
+
+
+class _Owner:
+    """A module or a class of torch, and the functions that it had when this file was imported.
+
+    A script may replace them, such as ``F.linear``, and helpers have those of torch. The layers of torch call
+    them by these names, so no code of the script need name them.
+    """
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self._name, self._fields = name, vars(owner)
+        self._first = dict(self._fields)
+        self._last = [*self._fields.values()]
+        self._replaced: dict[str, Any] = {}
+        self._key: Hashable = None
+
+    def replaced(self) -> dict[str, Any]:
+        """Return the functions that are others now, or new, by their names."""
+        self._read()
+        return self._replaced
+
+    def key(self) -> Hashable:
+        """Return a value that changes with the code of one of them."""
+        self._read()
+        return self._key
+
+    def _read(self) -> None:
+        now = [*self._fields.values()]
+        if now == self._last:  # each call compares them, and functions are equal only to themselves
+            return
+        self._last = now
+        self._replaced = {
+            f"{self._name}.{name}": value
+            for name, value in [*self._fields.items()]
+            if callable(value) and value is not self._first.get(name)
+        }
+        self._key = frozenset((name, _code(function)) for name, function in self._replaced.items())
+
+
+_OWNERS = [
+    _Owner(name, owner)
+    for name, owner in (
+        ("torch", torch),
+        ("torch.Tensor", torch.Tensor),
+        ("torch.nn.functional", functional),
+        ("torch.linalg", torch.linalg),
+        ("torch.special", torch.special),
+        ("torch.fft", torch.fft),
+    )
+]
+
+
+def replaced_functions() -> Iterator[tuple[str, Any]]:
+    """Yield the functions of torch that are others than at first, or new, with their names."""
+    for owner in _OWNERS:
+        yield from owner.replaced().items()
+
+
+def key_of_replaced() -> Hashable:
+    """Return a value that changes with the code of a function that replaces one of torch."""
+    return tuple(owner.key() for owner in _OWNERS)
+
+
+def _code(function: Any) -> Hashable:
+    if isinstance(function, FunctionType):
+        return function.__code__
+    return function if isinstance(function, Hashable) else id(function)
