@@ -929,6 +929,29 @@ class CallsBackward(Net):
         return loss.detach()
 
 
+class Recomputed(torch.autograd.Function):
+    """Computes a layer again in its backward, which adds to the gradients of the layer's weights."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.x, ctx.layer = x.detach(), layer
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x.requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+class Recomputes(Net):
+    """Has a checkpoint of its own, as reversible layers have."""
+
+    def forward(self, x):
+        return Recomputed.apply(self.one(x), self.two)
+
+
 class ReadsText(nn.Module):
     """Reads sequences of different lengths, with dropout of their rows in all places."""
 
@@ -997,6 +1020,7 @@ UNSPLIT = [
     (LoopsByValue, plain, "different numbers of times|slice"),
     (Adapts, detached, TRAINS),
     (CallsBackward, detached, TRAINS),
+    (Recomputes, plain, TRAINS),
 ]
 
 

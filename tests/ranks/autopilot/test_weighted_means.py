@@ -54,6 +54,14 @@ LOSSES = {
         PLAIN,
     ),
     "selected elements": (lambda s, y: s[y >= 0].square().mean(), PLAIN),
+    "of rows by their number, and elements": (
+        lambda s, y: s[torch.arange(len(y))].square().mean() + F.mse_loss(s, s.detach() * y[:, None]) / 4,
+        PLAIN,
+    ),
+    "divided by the number of samples, and elements": (
+        lambda s, y: s.square().sum() / len(y) + 3 * s.abs().mean(),
+        PLAIN,
+    ),
     "the sum of stacked losses": (lambda s, y: torch.stack(two_masked(s, y)).sum(), PLAIN),
     "the mean of stacked losses": (lambda s, y: torch.stack(two_masked(s, y)).mean() * 3, PLAIN),
     "the sum over features of means": (lambda s, y: of_each_feature(s, y).sum(), INNER),

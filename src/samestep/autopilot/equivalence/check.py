@@ -66,7 +66,7 @@ LARGE = 5_000_000
 """The number of parameters above which a model is checked on fewer samples and one batch less: a guess.
 Checks of such models take a sixth of the time."""
 WRITES_FILES = "it writes to files when it is called"
-TRAINS = "it calls backward or steps an optimizer when it is called"
+TRAINS = "it calls backward or steps an optimizer itself"
 _FACTORS = 2.0**20, 1.0, 2.0**-10, 2.0**-20
 """Factors of the gradients of outputs. All are tried where the script has a backward of its own, which
 may limit large gradients of a weight, or drop small ones: guesses."""

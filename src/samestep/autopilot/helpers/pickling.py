@@ -130,12 +130,21 @@ def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:
         return getattr, (sys, type(value).__name__)  # `sys.version_info`, whose class has the same name
     module = value.__self__ if isinstance(value, BuiltinFunctionType) else None
     if isinstance(module, ModuleType) and getattr(module, value.__name__, None) is not value:
-        return _builtin, (module.__name__, value.__name__)
+        return _of_module, (module.__name__, value.__name__)
+    if isinstance(value, type) and value.__qualname__ != value.__name__ and _is_of_library(value):
+        return _of_module, (value.__module__, value.__name__)  # such as torch's `SDPBackend`
     return None
 
 
-def _builtin(module: str, name: str) -> Any:
-    """Return a function in C, which the script has replaced in the module and the helper has not."""
+def _is_of_library(kind: type) -> bool:
+    """Return whether a library's module has a class by its name."""
+    module = sys.modules.get(kind.__module__)
+    is_found = getattr(module, kind.__name__, None) is kind
+    return is_found and not is_user_code(str(getattr(module, "__file__", "")))
+
+
+def _of_module(module: str, name: str) -> Any:
+    """Return what a module has by a name: that of the helper, where the script has replaced it."""
     return getattr(importlib.import_module(module), name)
 
 

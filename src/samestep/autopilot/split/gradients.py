@@ -147,7 +147,9 @@ def detected_training() -> Iterator[None]:
     """Raise an error where a forward, compared or split, calls backward or steps an optimizer."""
 
     def backward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - else an activation checkpoint calls it
+        # Within a backward only torch's activation checkpoint may call it, for `gradients_of`. That of
+        # reversible layers adds to gradients of weights that the outer backward does not return.
+        if torch._C._current_graph_task_id() == -1 or _is_comparing.get():  # noqa: SLF001 - no public spelling
             _refuse("a backward")
         original(*args, **kwargs)
 

@@ -10,7 +10,7 @@ weight is the divisor of the operation that reduces the samples::
     x.sum() * (1 / n)         n
     x.nanmean()               the number of elements that are not NaN
 
-Factors, sums of losses and views may follow this operation, if all terms have the same weight.
+Factors, sums of losses and views may follow this operation, if the weights of all terms are proportional.
 `reduction_of` reads the autograd graph. Losses in evaluation, accuracies and detached values have none:
 `ForwardReductions` observes the operations of a call, and records the same for each reduced tensor. If
 neither finds the weight, the result is None: a weight is never assumed.
@@ -137,6 +137,8 @@ LINEAR = (
 _MEAN, _SUM = 1, 2  # torch's numbers for `reduction=`
 ELEMENTS = "elements"
 """The source of a weight that is a number of elements and does not depend on labels."""
+_SEVERAL = "several"
+"""The source of a sum of means whose weights are numbers of different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Reduction:
 
     kind: Literal["sum", "mean"]  # a sum, or a mean: a sum divided by `weight`
     weight: Weight = ONE  # the divisor of a mean
-    # an identifier for the origin of the weight; terms of different sources have no common weight
+    # an identifier for the origin of the weight, or `_SEVERAL`
     source: Hashable = ELEMENTS
     # the weights of further terms of a sum of means; they must be proportional to `weight` on all ranks
     further: tuple[Weight, ...] = ()
@@ -208,12 +210,13 @@ def added(terms: Iterable[Term], reading: Reading) -> Term:
         return reductions[0]
     if len(means) < len(reductions) and not reading.sums_independent:
         return None
-    first = means[0]
-    if any(mean.source != first.source for mean in means):
-        return None
+    first, sources = means[0], {mean.source for mean in means}
     weights = [weight for mean in means for weight in (mean.weight, *mean.further)]
+    # Labels may be ignored, and the divisor of a mask kept from being 0, unlike numbers of elements.
+    if len(sources) > 1 and not all(isinstance(weight.value, float) for weight in weights):
+        return None
     further = tuple(dict.fromkeys(weight for weight in weights if weight != first.weight))
-    return replace(first, further=further)
+    return replace(first, source=first.source if len(sources) == 1 else _SEVERAL, further=further)
 
 
 def divided(term: Term, divisor: Weight, *, applies: bool) -> Term:

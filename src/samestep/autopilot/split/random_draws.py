@@ -230,11 +230,12 @@ class DrawRecorder(_DrawMode):  # type: ignore[no-untyped-call]
         self.shapes: list[DrawRecord] = []
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        value = _first(result)
-        shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-        order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
-        self.shapes.append(DrawRecord(DrawType.of(func, shape), shape, order))
+        result, has_drawn = _drawn(func, args, kwargs)
+        if has_drawn:
+            value = _first(result)
+            shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+            order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
+            self.shapes.append(DrawRecord(DrawType.of(func, shape), shape, order))
         return result
 
 
@@ -249,23 +250,19 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
         """The number of draws so far, including the current one."""
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self.number += 1
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
+            self.number += 1
             wide = self.batch_draw(func, _shape_of(args, kwargs))
             if wide is None:
                 return func(*args, **kwargs)
             result = draw(wide, func, args, kwargs)
             self.follow(tensor for _, tensor in leaves(result))
             return result
-        if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
-            return func(*args, **kwargs)
-        device = next(
-            (argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu")
-        )
-        before = RngState.now(device)
-        result = func(*args, **kwargs)
-        if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
+        result, has_drawn = _drawn(func, args, kwargs)
+        self.number += has_drawn
+        # A call that permutes its samples cannot be split.
+        if has_drawn and func.overloadpacket is not aten.randperm:
             value = _first(result)
             shape = tuple(value.shape) if isinstance(value, Tensor) else ()
             if not self.is_of_no_sample(func, shape):
@@ -426,6 +423,19 @@ def _of_packed(shape: Sequence[int], packing: PackedRows, order: tuple[int, ...]
     """Return the draw for the packed sequences of the whole batch, given the shape of that for a slice."""
     whole = packing.total, *shape[1:]
     return BatchDraw(whole, 0, 0, shape[0], order=order, rows=packing.rows)
+
+
+def _drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Run an operation that may draw, and return its result and whether it has drawn.
+
+    Attention without dropout draws no numbers, and has other kernels with a graph than without one.
+    """
+    if func.overloadpacket in _DRAWS or func.overloadpacket is aten.randperm:
+        return func(*args, **kwargs), True
+    device = next((argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu"))
+    before = RngState.now(device)
+    result = func(*args, **kwargs)
+    return result, not before.same(RngState.now(device))
 
 
 def _first(result: Any) -> Any:

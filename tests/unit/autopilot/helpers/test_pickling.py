@@ -8,6 +8,7 @@ from typing import NewType, ParamSpec
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 from typing_extensions import TypeAliasType, TypeVarTuple
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
@@ -110,6 +111,7 @@ class Layer:
             torch.iinfo(torch.uint8),
         ),
         *(torch.ops.aten.gelu, torch.ops.aten.gelu.default),
+        *(SDPBackend, SDPBackend.MATH),
     ],
     ids=str,
 )

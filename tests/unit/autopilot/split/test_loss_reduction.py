@@ -117,3 +117,11 @@ def test_terms_of_equal_origin_have_one_weight():
     again = reduction_of(X.sum() / count + X.square().sum() / (Y >= 0).sum())
     assert len(again.further) == 1
     assert again.values() == [4.0]
+
+
+def test_a_divisor_that_may_stand_for_zero_is_combined_with_none_of_another_source():
+    masked = X.sum() / (Y >= 0).sum().clamp(min=1)
+    numbered = X.sum() / len(Y)
+    assert reduction_of(numbered + X.mean() / 2).values() == [len(Y), X.numel()]
+    for loss in (masked + X.mean(), numbered + X.mean() + masked):
+        assert reduction_of(loss) is None

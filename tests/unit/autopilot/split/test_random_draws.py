@@ -6,14 +6,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from samestep.autopilot.split import random_draws
 from samestep.autopilot.split.random_draws import (
     BatchDraw,
     DrawPlan,
     DrawRecord,
+    DrawRecorder,
     DrawType,
     GlobalDraws,
+    InferredDraws,
     PlannedDraw,
 )
 from samestep.autopilot.split.sharded_autograd import memory_order
@@ -120,6 +123,25 @@ def test_a_draw_that_the_check_did_not_see_is_unknown(shapes):
 
 def test_a_loop_may_draw_more_often_than_before():
     assert not draws((MASK,), (4, 3), (4, 3), (4, 3))
+
+
+def attention_and_dropout(bias, samples):
+    """Attend with a computed bias, which has another kernel with a graph than without one; then drop."""
+    x = torch.ones(samples, 2, 3, 4)
+    return F.dropout(F.scaled_dot_product_attention(x, x, x, attn_mask=2 * bias))
+
+
+def test_attention_without_dropout_is_no_draw_with_or_without_a_graph():
+    """Only this finds that stochastic depth behind a bias of attention, as in BEiT, keeps calls unsplit."""
+    bias = torch.zeros(1, 2, 3, 3, requires_grad=True)
+    with torch.random.fork_rng(), torch.no_grad(), DrawRecorder() as whole:
+        attention_and_dropout(bias, 8)
+    assert [record.shape for record in whole.shapes] == [(8, 2, 3, 4)]
+    for grad in (True, False):
+        mode = InferredDraws(SimpleNamespace(local=4, total=8, start=0), whole.shapes)
+        with torch.random.fork_rng(), torch.set_grad_enabled(grad), mode:
+            attention_and_dropout(bias, 4)
+        assert (mode.unknown, mode.plan().draws[0].dim) == (set(), 0)
 
 
 def fills_its_memory(tensor):
