@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from samestep.autopilot.once_script import script_with_helpers
+from samestep.autopilot.script.options import Options
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION
 
 
@@ -51,3 +52,33 @@ def test_attention_with_dropout_in_one_kernel_is_unsplit_with_the_way_out(proces
     ((found, why),) = processes.run(reasons, 1, 2)
     assert why[0].startswith(FUSED_ATTENTION)
     assert found == serial
+
+
+class Biased(nn.Module):
+    """Adds trained positions to its scores, for whose gradients there is no fused kernel, and drops paths."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.positions = nn.Parameter(torch.rand(6, 6))
+
+    def forward(self, x):
+        q = self.layer(x).unsqueeze(1)
+        found = F.scaled_dot_product_attention(q, q, q, attn_mask=self.positions.exp()).squeeze(1)
+        return x + found * torch.rand(len(x), 1, 1)
+
+
+def gradients(_, size):
+    """Train the model once; return the gradient of its positions, and why a call was unsplit."""
+    torch.manual_seed(0)
+    model = Biased().double()
+    with script_with_helpers(size, Options(short_calls="split"), forks=True) as account:
+        model(torch.rand(8, 6, 4, dtype=torch.float64)).square().sum().backward()
+    return model.positions.grad, dict(account.counts)
+
+
+def test_attention_that_draws_no_numbers_may_have_another_kernel_without_gradients(processes):
+    ((serial, _),) = processes.run(gradients, 1, 1)
+    ((found, unsplit),) = processes.run(gradients, 1, 2)
+    assert not unsplit
+    torch.testing.assert_close(found, serial)

@@ -230,7 +230,9 @@ class DrawRecorder(_DrawMode):  # type: ignore[no-untyped-call]
         self.shapes: list[DrawRecord] = []
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result, has_drawn = _executed(func, args, kwargs)
+        if not has_drawn:
+            return result
         value = _first(result)
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
         order = tuple(memory_order(value)) if isinstance(value, Tensor) else ()
@@ -249,23 +251,19 @@ class SplitDraws(_DrawMode):  # type: ignore[no-untyped-call]
         """The number of draws so far, including the current one."""
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self.number += 1
         draw = _DRAWS.get(func.overloadpacket)
         if draw is not None:
+            self.number += 1
             wide = self.batch_draw(func, _shape_of(args, kwargs))
             if wide is None:
                 return func(*args, **kwargs)
             result = draw(wide, func, args, kwargs)
             self.follow(tensor for _, tensor in leaves(result))
             return result
-        if func.overloadpacket is aten.randperm:  # a call that permutes its samples cannot be split
-            return func(*args, **kwargs)
-        device = next(
-            (argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu")
-        )
-        before = RngState.now(device)
-        result = func(*args, **kwargs)
-        if not before.same(RngState.now(device)):  # attention without dropout draws no numbers
+        result, has_drawn = _executed(func, args, kwargs)
+        self.number += has_drawn
+        # A call that permutes its samples cannot be split.
+        if has_drawn and func.overloadpacket is not aten.randperm:
             value = _first(result)
             shape = tuple(value.shape) if isinstance(value, Tensor) else ()
             if not self.is_of_no_sample(func, shape):
@@ -430,6 +428,20 @@ def _of_packed(shape: Sequence[int], packing: PackedRows, order: tuple[int, ...]
 
 def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
+
+
+def _executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Return the result of an operation that may draw, and whether it has drawn.
+
+    Attention without dropout draws no numbers, and torch may choose its kernel otherwise for the slices: by
+    whether gradients are recorded, or by a size.
+    """
+    if func.overloadpacket in _DRAWS or func.overloadpacket is aten.randperm:
+        return func(*args, **kwargs), True
+    device = next((argument.device for argument in args if isinstance(argument, Tensor)), torch.device("cpu"))
+    before = RngState.now(device)
+    result = func(*args, **kwargs)
+    return result, not before.same(RngState.now(device))
 
 
 def _name(func: Any) -> str:
