@@ -85,7 +85,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             function.__annotations__  # noqa: B018 - since Python 3.14 this evaluates them
         except Exception:  # noqa: BLE001 - those that only a type checker imports, or that fail on their own
             function = _with_text_annotations(function)
-        return super()._dynamic_function_reduce(function)
+        make, arguments, state, *rest = super()._dynamic_function_reduce(function)
+        if not _is_of_library(function):
+            return make, arguments, state, *rest
+        code, _, *settings = arguments
+        state[1]["__globals__"] = {}  # they are those of the library's module, which a helper has too
+        return _made_in_library, (function.__module__, make, code, *settings), state, *rest
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    """Return whether the module of a function is a library's, so that a helper can import it."""
+    module = sys.modules.get(function.__module__ or "")
+    is_there = module is not None and vars(module) is function.__globals__
+    return is_there and not is_users_code(function.__code__, function.__globals__)
+
+
+def _made_in_library(name: str, make: Callable[..., Any], code: CodeType, *settings: Any) -> Any:
+    """Make a function that one of a library has made, as a hook, with the values of that library's module."""
+    return make(code, vars(importlib.import_module(name)), *settings)
 
 
 def _with_text_annotations(function: FunctionType) -> FunctionType:
