@@ -237,3 +237,14 @@ def test_a_hook_that_collects_outputs_for_a_running_call_would_get_slices(monkey
     token = collecting.set({"hidden_states": []})
     assert hooked_module(model) == "0"
     collecting.reset(token)
+
+
+def test_the_hook_for_activation_checkpoints_suits_slices():
+    def make_inputs_require_grads(module, args, output):
+        output.requires_grad_(True)
+
+    model = nn.Sequential(nn.Embedding(2, 2))
+    model[0].register_forward_hook(make_inputs_require_grads)
+    assert hooked_module(model) == "0"
+    make_inputs_require_grads.__module__ = "transformers.modeling_utils"
+    assert hooked_module(model) is None
