@@ -86,7 +86,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             function.__annotations__  # noqa: B018 - since Python 3.14 this evaluates them
         except Exception:  # noqa: BLE001 - those that only a type checker imports, or that fail on their own
             function = _with_text_annotations(function)
-        return super()._dynamic_function_reduce(function)
+        make, arguments, state, *rest = super()._dynamic_function_reduce(function)
+        if not _is_made_in_library(function):
+            return make, arguments, state, *rest
+        code, _, *settings = arguments
+        state[1]["__globals__"] = {}  # they are those of the library's module, which a helper has too
+        return _made_in_library, (function.__module__, make, code, *settings), state, *rest
+
+
+def _is_made_in_library(function: FunctionType) -> bool:
+    """Return whether the module of a function is a library's, so that a helper can import it."""
+    module = sys.modules.get(function.__module__ or "")
+    is_there = module is not None and vars(module) is function.__globals__
+    return is_there and not is_users_code(function.__code__, function.__globals__)
+
+
+def _made_in_library(name: str, make: Callable[..., Any], code: CodeType, *settings: Any) -> Any:
+    """Make a function that one of a library has made, as a hook, with the values of that library's module."""
+    return make(code, vars(importlib.import_module(name)), *settings)
 
 
 def _with_text_annotations(function: FunctionType) -> FunctionType:
@@ -131,13 +148,13 @@ def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:
     module = value.__self__ if isinstance(value, BuiltinFunctionType) else None
     if isinstance(module, ModuleType) and getattr(module, value.__name__, None) is not value:
         return _of_module, (module.__name__, value.__name__)
-    if isinstance(value, type) and value.__qualname__ != value.__name__ and _is_of_library(value):
+    if isinstance(value, type) and value.__qualname__ != value.__name__ and _has_own_name(value):
         return _of_module, (value.__module__, value.__name__)  # such as torch's `SDPBackend`
     return None
 
 
-def _is_of_library(kind: type) -> bool:
-    """Return whether a library's module has a class by its name."""
+def _has_own_name(kind: type) -> bool:
+    """Return whether a library's module has a class by its own name."""
     module = sys.modules.get(kind.__module__)
     is_found = getattr(module, kind.__name__, None) is kind
     return is_found and not is_user_code(str(getattr(module, "__file__", "")))

@@ -5,6 +5,7 @@ may compute something else in the next one. A hook would get a slice instead of 
 """
 
 import hashlib
+import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,10 @@ _DRAWING: tuple[tuple[type[nn.Module], str], ...] = (
 )
 """Layers of torch whose calls depend on a number, and the attribute that holds it."""
 _DIMS_OF_MATRIX = 2
+_COLLECTORS = {"transformers.utils.output_capturing": "_active_collector"}
+"""Modules of libraries whose hooks collect outputs of layers, and the variable for those of the call."""
+_OF_EACH_SAMPLE = {("transformers.modeling_utils", "make_inputs_require_grads")}
+"""Hooks of libraries that do the same for each sample; this one gives activation checkpoints gradients."""
 MOST_OBJECTS = 4096  # that each call compares, some milliseconds: a guess
 _COMPARED_BY_VALUE = (
     np.generic,
@@ -626,7 +631,8 @@ def hooked_module(module: nn.Module) -> str | None:
     """Return the name of a module that has a hook of the script, which would get slices; None without one."""
     for part in modules_of(module):
         before = [hook for hook in part._forward_pre_hooks.values() if not _is_torchs(hook)]  # noqa: SLF001
-        if before or part._forward_hooks or part._backward_hooks or part._backward_pre_hooks:  # noqa: SLF001
+        after = [hook for hook in part._forward_hooks.values() if not _suits_slices(hook)]  # noqa: SLF001
+        if before or after or part._backward_hooks or part._backward_pre_hooks:  # noqa: SLF001
             names = (name for name, named in module_parts.named_modules(module) if named is part)
             return next(names) or "it"
     return None
@@ -636,6 +642,19 @@ def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is defined by torch, as that of weight norm."""
     owner = getattr(hook, "__module__", None) or type(hook).__module__
     return owner.startswith("torch.")
+
+
+def _suits_slices(hook: Any) -> bool:
+    """Return whether a hook of a library does nothing that would differ for slices.
+
+    One that collects outputs does nothing but within a forward of its library; that of a slice begins
+    later, and returns what the hook collects.
+    """
+    owner = getattr(hook, "__module__", None) or ""
+    if (owner, getattr(hook, "__name__", "")) in _OF_EACH_SAMPLE:
+        return True
+    collecting = getattr(sys.modules.get(owner), _COLLECTORS.get(owner, ""), None)
+    return collecting is not None and not collecting.get()
 
 
 def _same(first: Any, second: Any) -> bool:

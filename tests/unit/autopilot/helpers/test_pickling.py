@@ -3,12 +3,14 @@
 import builtins
 import sys
 import weakref
+from contextvars import ContextVar
 from functools import cached_property
 from typing import NewType, ParamSpec
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from torch.nn.utils import prune
 from typing_extensions import TypeAliasType, TypeVarTuple
 
 from samestep.autopilot.helpers.pickling import pickled, unpickled
@@ -140,3 +142,12 @@ def test_weak_references_are_to_the_object_that_is_sent_with_them():
     assert lost() is None
     assert values["kept"] is found
     assert keys[found] == 1
+
+
+def test_a_function_that_a_library_has_made_shares_the_values_of_its_module(monkeypatch):
+    """A hook of Transformers reads a context variable, which nothing can pickle."""
+    exec("def make():\n    return lambda: collector", vars(prune))
+    make = prune.make
+    monkeypatch.setattr(prune, "collector", ContextVar("collector"), raising=False)
+    monkeypatch.delattr(prune, "make")
+    assert unpickled(pickled(make(), lambda _: None), lambda _: None)() is prune.collector

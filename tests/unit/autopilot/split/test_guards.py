@@ -3,9 +3,11 @@
 import io
 import logging
 import random
+import sys
 import threading
 from argparse import Namespace
 from collections import deque
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from samestep.autopilot.split.guards import (
     Identity,
     Reach,
     changed,
+    hooked_module,
     kept_of_slice,
     plain_attributes,
     python_state,
@@ -215,3 +218,33 @@ def test_an_identity_equals_no_other_object_when_its_own_has_ended():
     assert Identity(None) == Identity(None)
     ended = Identity(Constant())
     assert all(ended != Identity(value) and Identity(value) != ended for value in (None, kept))
+
+
+def test_a_hook_that_collects_outputs_for_a_running_call_would_get_slices(monkeypatch):
+    """Transformers has such hooks on the layers of each backbone."""
+    collecting = ContextVar("collecting", default=None)
+    library = "transformers.utils.output_capturing"
+    monkeypatch.setitem(sys.modules, library, Namespace(_active_collector=collecting))
+    model = nn.Sequential(nn.Linear(2, 2))
+
+    def hook(module, args, output):
+        return None
+
+    model[0].register_forward_hook(hook)
+    assert hooked_module(model) == "0"
+    hook.__module__ = library
+    assert hooked_module(model) is None
+    token = collecting.set({"hidden_states": []})
+    assert hooked_module(model) == "0"
+    collecting.reset(token)
+
+
+def test_the_hook_for_activation_checkpoints_suits_slices():
+    def make_inputs_require_grads(module, args, output):
+        output.requires_grad_(True)
+
+    model = nn.Sequential(nn.Embedding(2, 2))
+    model[0].register_forward_hook(make_inputs_require_grads)
+    assert hooked_module(model) == "0"
+    make_inputs_require_grads.__module__ = "transformers.modeling_utils"
+    assert hooked_module(model) is None
