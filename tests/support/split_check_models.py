@@ -214,6 +214,14 @@ def under_autocast():
         return torch.stack([model(x).float() for _ in range(2)]).flatten().tolist()
 
 
+def dropping_under_autocast():
+    """Return the outputs of calls that draw: only the first casts the weights, and not within its check."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), drawn(9, 4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.stack([model(x).float() for _ in range(2)]).flatten().tolist()
+
+
 class DeviceFails(nn.Module):
     """A model whose kernel fails on the device for the values of a check."""
 

@@ -96,6 +96,7 @@ def test_the_sample_dimension_is_found_with_dropout_along_time(run, steps):
         (models.kept_unsplit, (0, 1)),  # by the script
         (models.failing_for_few, (0, 1)),  # a slice that fails before its flattened draws fails on all ranks
         (models.under_autocast, (2, 0)),  # autocast keeps no weights of a check
+        (models.dropping_under_autocast, (2, 0)),  # to cast a weight is no branch
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -230,7 +230,7 @@ def _reduced_object(value: Any) -> tuple[Any, ...] | None:
         return empty, (type(value), setting_of(value)), state, None, None, _fill
     if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
         return _parametrized, (type(value).__mro__[1], vars(value))
-    if _reads_fields(type(value)):
+    if _reads_fields(type(value)) or _refuses(value):
         return _without_fields, (type(value),), fields_of(value), None, None, restore_fields
     return None
 
@@ -250,6 +250,22 @@ def _reads_fields(kind: Any) -> bool:
     names = "__getattr__", "__getattribute__"
     reads = any(isinstance(owner.get(name), FunctionType) for owner in owners for name in names)
     return reads and kind.__new__ is object.__new__ and not any(_OF_PICKLE & owner.keys() for owner in owners)
+
+
+def _refuses(value: Any) -> bool:
+    """Return whether a plain object refuses to be pickled: into a file, which a helper does not read.
+
+    Accelerate makes such an object of the forward of a model in half precision.
+    """
+    kind: Any = type(value)
+    state_of = getattr(kind, "__getstate__", None)
+    if not isinstance(state_of, FunctionType) or kind.__new__ is not object.__new__:
+        return False
+    try:
+        state_of(value)
+    except Exception:  # noqa: BLE001 - of any object of the script
+        return True
+    return False
 
 
 def _without_fields(kind: type) -> Any:

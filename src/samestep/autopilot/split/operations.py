@@ -23,6 +23,7 @@ from samestep.hooks.tensor_tree import leaves
 Operation: TypeAlias = tuple[Any, Any, Any]
 """An operation of torch, the dimensions that it is given, as that of samples may be among them, and of each
 operand that is computed from samples the number of its dimensions."""
+_CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 - no public spelling
 _OF_NO_SAMPLE = -1
 """Stands for the dimensions of an operand that is computed from no sample, such as a weight."""
 
@@ -53,7 +54,8 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one operation, and record it."""
         named = kwargs or {}
         operands = tuple(map(self._operand, (*args, *named.values())))
-        self.operations.add((func, _dims_of(func, args, named), operands))
+        if func is not _CAST or operands[0] != _OF_NO_SAMPLE:  # autocast keeps the weights that it has cast
+            self.operations.add((func, _dims_of(func, args, named), operands))
         result = self._run(func, args, named)
         if any(map(_is_of_samples, operands)):
             written = (args, named) if result is None else result

@@ -1,6 +1,7 @@
 """Values of a script are pickled for helpers, also those that pickle itself refuses."""
 
 import builtins
+import pickle
 import sys
 import weakref
 from contextvars import ContextVar
@@ -151,3 +152,17 @@ def test_a_function_that_a_library_has_made_shares_the_values_of_its_module(monk
     monkeypatch.setattr(prune, "collector", ContextVar("collector"), raising=False)
     monkeypatch.delattr(prune, "make")
     assert unpickled(pickled(make(), lambda _: None), lambda _: None)() is prune.collector
+
+
+class Refusing:
+    """Refuses to be pickled into a file, as the forward does that Accelerate makes for half precision."""
+
+    def __init__(self):
+        self.factor = 3
+
+    def __getstate__(self):
+        raise pickle.PicklingError("unwrap it first")
+
+
+def test_an_object_that_refuses_to_be_pickled_is_sent_as_its_fields():
+    assert unpickled(pickled(Refusing(), lambda _: None), lambda _: None).factor == 3
