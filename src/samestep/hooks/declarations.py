@@ -155,6 +155,12 @@ BATCH_NORM = Hook(
     "statistics are of the whole batch",
     arguments=("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
 )
+BATCH_NORM_BELOW = Hook(
+    "torch",
+    "batch_norm",
+    _SPLIT,
+    "statistics are of the whole batch, also where a script has kept torch's function",
+)
 ACTIVATION_CHECKPOINT = Hook(
     "torch.utils.checkpoint",
     "checkpoint",

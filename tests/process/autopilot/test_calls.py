@@ -53,6 +53,18 @@ class Plain(Net):
         return self.two(torch.relu(self.norm(self.one(x))))
 
 
+class KeepsBatchNorm(Net):
+    """Calls torch's own batch norm, which a notebook may have kept from before its block of workers."""
+
+    normalize = staticmethod(F.batch_norm)
+
+    def forward(self, x):
+        norm = self.norm
+        statistics = norm.running_mean, norm.running_var
+        scores = self.normalize(self.one(x), *statistics, norm.weight, norm.bias, self.training)
+        return self.two(torch.relu(scores))
+
+
 @dataclass
 class Output:
     scores: torch.Tensor
@@ -876,9 +888,14 @@ def with_penalty(model, number):
 
 
 def with_noise_on_inputs(model, number):
+    return with_noise_by_kept_function(model, number, torch.autograd.grad)
+
+
+def with_noise_by_kept_function(model, number, grad=torch.autograd.grad):
+    """Differentiate by a function that a notebook may have imported before its block of workers."""
     x = drawn(7, 5, seed=number).requires_grad_()
     scores = model(x)
-    (slope,) = torch.autograd.grad(scores.logsumexp(1).sum(), x, create_graph=True)
+    (slope,) = grad(scores.logsumexp(1).sum(), x, create_graph=True)
     return F.cross_entropy(scores, labels(7, seed=number)) + slope.square().sum()
 
 
@@ -1000,6 +1017,7 @@ SPLIT = [
     (Decays, plain),
     (ReadsText, texts),
     (Plain, plain),
+    (KeepsBatchNorm, plain),
     (LossInside, loss_inside),
     (TimeFirst, time_first),
     (LeavesPenalty, with_penalty),
@@ -1190,6 +1208,7 @@ def test_unsplit_calls_train_as_on_one_worker_and_have_a_reason(trained, make, s
         (SwitchedByArgument, by_argument, (2, 2)),
         (ComparesNine, of_nine_and_eight, (2, 2)),
         (Plain, with_noise_on_inputs, (1, 3)),
+        (Plain, with_noise_by_kept_function, (1, 3)),
         (Plain, with_penalty_on_slopes, (1, 3)),
         (Plain, with_penalty_of_functional_call, (4, 4)),
         (Grows, plain, (4, 0)),

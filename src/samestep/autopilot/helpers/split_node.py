@@ -89,7 +89,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, retain = ctx.call, _retains.get()
+        call, retain = ctx.call, _retains.get() or torch.is_grad_enabled()  # which `create_graph` sets
         pairs = zip(ctx.places, gradients, strict=True)
         of_outputs = {place: gradient for place, gradient in pairs if gradient is not None}
         if not of_outputs:

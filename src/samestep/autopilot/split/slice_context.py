@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.overrides import _get_current_function_mode_stack
 
 from samestep.autopilot.split.sharded_autograd import BatchSplit
@@ -375,5 +376,26 @@ def batch_norm_of_slices() -> Iterator[None]:
 
         return batch_norm
 
-    with attached(declarations.BATCH_NORM, make):
+    def below(  # noqa: PLR0913, PLR0917 - torch's parameters
+        original: Callable[..., Tensor],
+        input: Tensor,  # noqa: A002
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,  # noqa: FBT001
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,  # noqa: FBT001
+    ) -> Tensor:
+        """Normalize a slice for code that has kept `batch_norm` from before it was replaced."""
+        running, affine = (running_mean, running_var), (weight, bias)
+        normalize = _normalize.get() if training and _normalizing.depth else None
+        if normalize is None or input.dim() < 2:
+            return original(input, *affine, *running, training, momentum, eps, cudnn_enabled)
+        if isinstance(input, FakeTensor):
+            raise UsageError("torch.compile compiles a batch norm that a split call cannot replace.")
+        return normalize(input, running, affine, momentum, eps)
+
+    with attached_all({declarations.BATCH_NORM: make, declarations.BATCH_NORM_BELOW: wrapping(below)}):
         yield
