@@ -20,7 +20,7 @@ from samestep.autopilot.equivalence.check import AT_ONCE, TRAINS, EquivalenceChe
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
 from samestep.autopilot.equivalence.unsplit_call import SPARSE
 from samestep.autopilot.helpers.call_states import CHECKED, CheckTime
-from samestep.autopilot.helpers.main_calls import MainCalls
+from samestep.autopilot.helpers.main_calls import DIFFERS, MainCalls
 from samestep.autopilot.script.call_account import FEWER, LONGER_SPLIT
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split.short_calls import FIRST, MEASURED, TIMED, ShortCalls
@@ -969,6 +969,14 @@ class Recomputes(Net):
         return Recomputed.apply(self.one(x), self.two)
 
 
+class SeesModes(Net):
+    """Computes something else where its operations are watched, as torch's transformers do."""
+
+    def forward(self, x):
+        h = self.two(torch.relu(self.one(x)))
+        return h if torch.overrides._get_current_function_mode_stack() else h - h.mean(0)
+
+
 class ReadsText(nn.Module):
     """Reads sequences of different lengths, with dropout of their rows in all places."""
 
@@ -1039,6 +1047,7 @@ UNSPLIT = [
     (Adapts, detached, TRAINS),
     (CallsBackward, detached, TRAINS),
     (Recomputes, plain, TRAINS),
+    (SeesModes, plain, DIFFERS),
 ]
 
 

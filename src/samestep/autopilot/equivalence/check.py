@@ -31,6 +31,7 @@ from samestep.autopilot.equivalence.refusal import refusal
 from samestep.autopilot.equivalence.rounding import close, difference, largest, multiple
 from samestep.autopilot.equivalence.split_comparison import (
     INDEPENDENT,
+    SampleCheck,
     SplitComparison,
     SplitResult,
     SplitTrace,
@@ -83,10 +84,10 @@ COMPILED_DRAWS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The plan of a signature, and this call's outputs by it; or the reason why its calls stay unsplit."""
+    """The plan of a signature, and this call computed unsplit; or the reason why its calls stay unsplit."""
 
     plan: SplitPlan | None
-    outputs: Any = None
+    unsplit: SampleCheck | None = None
     why: str = ""
     printed: bool = False
     trace: SplitTrace = field(default_factory=SplitTrace)
@@ -253,7 +254,8 @@ class EquivalenceCheck:
         if isinstance(result, SplitResult) and not isinstance(guards, str):
             plan = self._plan(dims, whole, result, guards)
             self._trace.add(dims, None, "", None)
-            return Verdict(plan, result.outputs, printed=whole.printed, trace=self._trace)
+            unsplit = SampleCheck(self._call.run, whole)
+            return Verdict(plan, unsplit, printed=whole.printed, trace=self._trace)
         self.restore()
         why = result if isinstance(result, str) else str(guards)
         self._trace.add(dims, None, why, self._comparison.difference)

@@ -493,31 +493,35 @@ class CheckSchedule:
 
 
 class SampleCheck:
-    """Computes a call unsplit, and then compares the split call with it."""
+    """Compares a split call with the same call, computed unsplit before."""
 
-    def __init__(
-        self,
+    def __init__(self, run: ModuleRun, whole: UnsplitCall | None) -> None:
+        self._run, self._whole = run, whole
+
+    @classmethod
+    def computed(
+        cls,
         forward: Forward,
         module: nn.Module,
         arguments: CallArguments,
         device: torch.device,
         *,
         draws: bool,
-    ) -> None:
-        self._module, self._device = module, device
-        self._run = ModuleRun(forward, module, device)
-        self._whole: UnsplitCall | None = None
+    ) -> "SampleCheck":
+        """Compute a call unsplit, and restore the module."""
+        run, whole = ModuleRun(forward, module, device), None
         # It may differentiate within forward; the split call raises other errors.
         with suppress(Exception), parametrizations_computed(), training_nothing():
-            self._whole = self._run.unsplit(arguments, records=draws)
-        self._run.restore()
+            whole = run.unsplit(arguments, records=draws)
+        run.restore()
+        return cls(run, whole)
 
     def difference(self, result: Any, plan: SplitPlan) -> str:
         """Return how the outputs and the state of the split call differ; empty if they are equal."""
         whole = self._whole
         if whole is None:
             return ""
-        parts = dict(leaves(outcome(self._module, result, plan.sides)))
+        parts = dict(leaves(outcome(self._run.module, result, plan.sides)))
         if parts.keys() != whole.outputs.keys():
             return "its outputs have another structure"
         for path, tensor in whole.outputs.items():
@@ -527,7 +531,7 @@ class SampleCheck:
         name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
         if name is not None:
             return f"its buffer {name} differs"
-        if not RngState.now(self._device).same(whole.drawn):
+        if not self._run.drawn_now().same(whole.drawn):
             return "it draws other random numbers"
         return ""
 

@@ -88,6 +88,10 @@ class ModuleRun:
         )
         self.dims: Dims = {}  # the way to split whose sample reads are recorded; empty for none
 
+    def drawn_now(self) -> RngState:
+        """Return the present state of the generators."""
+        return RngState.now(self._device)
+
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""
         self.before.restore()
@@ -180,7 +184,7 @@ class ModuleRun:
             tensors=results if grad else {},
             sides=sides,
             buffers=self.before.buffers(),
-            drawn=RngState.now(self._device),
+            drawn=self.drawn_now(),
             returned=returned,
             left=changed(self.left, python_state(self.module)),
             draws=() if recorder is None else tuple(recorder.shapes),

@@ -76,7 +76,7 @@ from samestep.hooks.thread_values import bound
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
 ON_DEVICE = "it is on a device, and these workers share the CPU; those of `samestep run` have a device each"
-DIFFERS = "a later call gave another result when it was split"
+DIFFERS = "a call after its check gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
 KEEPS_OTHER = "it keeps tensors that the checked calls did not keep"
@@ -188,15 +188,15 @@ class MainCalls:
         (_, plain, signature, _), module, arguments = state, call.module, call.arguments
         if why := self._reason_to_wait(call, calls):
             return self._unsplit(call, why)
-        is_checked = self._is_checked(calls, arguments)
+        is_checked, unsplit = self._is_checked(calls, arguments), None
         if is_checked:
-            self._check(call, calls)
+            unsplit = self._check(call, calls)
         if (checking := calls.check_of(arguments)) is not None:
             return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(arguments):
             return self._unsplit(call, calls.sizes.why(arguments, calls.why), in_parts=calls.splits_parts)
         is_due = self._is_comparison_due(call, plain, signature)
-        outputs = self._by_plan(call, calls, kind, state, is_compared=is_due and not is_checked)
+        outputs = self._by_plan(call, calls, kind, state, unsplit, is_compared=is_due)
         if is_checked:
             self._leave_out_own_changes(module, plain, signature)
         return outputs
@@ -311,13 +311,17 @@ class MainCalls:
             return ON_DEVICE
         return MADE_AGAIN if self._fresh.waits(module) else None
 
-    def _check(self, call: ModuleCall, calls: SignatureCalls) -> None:
-        """Check whether the calls of a signature can be split, or continue their check."""
+    def _check(self, call: ModuleCall, calls: SignatureCalls) -> SampleCheck | None:
+        """Check whether the calls of a signature can be split, or continue their check.
+
+        Returns:
+            the call computed unsplit, if it can be split.
+        """
         module, arguments = call.module, call.arguments
         bypassed_modules.note_direct_forward(self._account, module)
         if why := refusal(module, self.device):
             calls.stay_unsplit(why, in_parts=_concerns_whole(why) and may_call_parts(module))
-            return
+            return None
         checking = calls.check_of(arguments)
         if checking is None:
             self._plans += 1
@@ -328,7 +332,7 @@ class MainCalls:
             verdict = self._verdict(call, calls, checking)
         self._account.steps.note_check(self._check_time.taken_s - before)
         if verdict is None:
-            return
+            return None
         calls.trace = verdict.trace
         if self._options.explain:
             self._account.explain(self._account.place_of(module), verdict.trace.tried)
@@ -339,6 +343,7 @@ class MainCalls:
         else:
             calls.pass_check(checking, verdict.plan, arguments, self._size)
             calls.note_split(arguments, checking.number, self.exchange.mirrored[module].number)
+        return verdict.unsplit
 
     def _pace(self, call: ModuleCall, checking: Checking, *, begins: bool) -> Pace:
         """Return the pace of a check at this call; a check itself prints nothing."""
@@ -393,8 +398,20 @@ class MainCalls:
         return verdict
 
     def _by_plan(
-        self, call: ModuleCall, calls: SignatureCalls, kind: CallKind, state: CallState, *, is_compared: bool
+        self,
+        call: ModuleCall,
+        calls: SignatureCalls,
+        kind: CallKind,
+        state: CallState,
+        unsplit: SampleCheck | None,
+        *,
+        is_compared: bool,
     ) -> Any:
+        """Return the outputs of a call by its plan, compared with those of `unsplit` from its check.
+
+        The modes in which a check computes may hide a difference. Without a check the unsplit call is
+        computed here if `is_compared` is set.
+        """
         module, arguments, numbered = call.module, call.arguments, calls.plan_of(call.arguments)
         assert numbered is not None
         _, plan = numbered
@@ -409,18 +426,18 @@ class MainCalls:
         # A saved state restores all of it.
         held = HeldTensors(module, (value for _, value in reach.values) if saved is None else ())
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), reach, saved, held, numbered)
-        comparison = None
         is_compared |= plan.operations is None and self._may_differ(attempt, calls)
-        if is_compared or self._is_first_to_continue(call, calls, plan, total):
+        is_compared |= self._is_first_to_continue(call, calls, plan, total)
+        if unsplit is None and is_compared:
             draws = plan.draws is not None
-            comparison = SampleCheck(call.forward, module, arguments, self.device, draws=draws)
+            unsplit = SampleCheck.computed(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open(), self._undone_if_interrupted(attempt):
             result = self._attempted(attempt, calls)
         if isinstance(result, CallResult):
             result = self._surprise(attempt, (*plan.sides, *carried)) or result
-        if comparison is not None and isinstance(result, CallResult):
+        if unsplit is not None and isinstance(result, CallResult):
             assign_side_outputs(module, result.sides)
-            difference = comparison.difference(result.outputs, plan)
+            difference = unsplit.difference(result.outputs, plan)
             calls.is_refuted |= bool(difference)
             result = f"{DIFFERS}: {difference}" if difference else result
         if isinstance(result, str):
