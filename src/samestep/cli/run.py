@@ -29,8 +29,8 @@ from samestep.cli.options.declare import (
     switch,
     with_flags_of,
 )
-from samestep.cli.options.launch import SPLIT, Mode, checked_mode, with_options
 from samestep.cli.options.nodes import Rendezvous, refuse_unused
+from samestep.cli.options.serial import SPLIT, Mode, checked_mode, with_options
 from samestep.cli.other_names import own_name
 from samestep.launch.job import Job, Logs, Program, Std
 from samestep.launch.local.hosting import leave

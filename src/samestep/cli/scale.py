@@ -24,7 +24,7 @@ from samestep.cli.options.declare import (
     option,
     with_flags_of,
 )
-from samestep.cli.options.launch import OF_ALL, SPLIT, Mode, checked_mode, not_serial
+from samestep.cli.options.serial import OF_ALL, SPLIT, Mode, checked_mode, not_serial
 from samestep.cli.other_names import dashed
 from samestep.launch.job import Program
 from samestep.launchers.processors import checked as checked_binding

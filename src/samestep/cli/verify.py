@@ -28,7 +28,7 @@ from samestep.base.signals import ended_by_interrupt
 from samestep.base.units import MOST_WORKERS, check_hang_timeout, counted
 from samestep.cli.options import launch, results, script_words
 from samestep.cli.options.declare import grouped, option, with_flags_of
-from samestep.cli.options.launch import SPLIT, Mode, checked_mode
+from samestep.cli.options.serial import SPLIT, Mode, checked_mode
 from samestep.launch.job import Program
 from samestep.launch.local.child import Watch, unwatched
 from samestep.launch.local.forking import fork_is_safe, release_compute_threads

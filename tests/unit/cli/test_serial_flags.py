@@ -6,7 +6,7 @@ import pytest
 
 from samestep.autopilot.script.options import Options
 from samestep.base.errors import UsageError
-from samestep.cli.options.launch import with_options
+from samestep.cli.options.serial import with_options
 from samestep.launch.job import Job, Program
 from samestep.run.decision import decide
 
