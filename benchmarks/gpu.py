@@ -40,7 +40,7 @@ from samestep.bench.measurement import finisher
 from samestep.ranks.world.device import BACKENDS
 from samestep.ranks.world.protocol import SoloWorld
 from samestep.training.data.image_set import ImageSet
-from samestep.training.data.sets.synthetic import load_synthetic
+from samestep.training.data.sets.with_parameters import load_synthetic
 from samestep.training.loop.precision import machine_has_bf16
 from samestep.training.loop.training_loop import Callbacks, Training
 from samestep.training.networks import build

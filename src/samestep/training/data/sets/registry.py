@@ -9,8 +9,7 @@ from samestep.training.data.image_set import Images, ImageSet, Split
 from samestep.training.data.sets.cifar10 import CIFAR10
 from samestep.training.data.sets.digits import DIGITS
 from samestep.training.data.sets.mnist import FASHION_MNIST, MNIST
-from samestep.training.data.sets.on_demand import load_folder, load_torchvision
-from samestep.training.data.sets.synthetic import load_synthetic
+from samestep.training.data.sets.with_parameters import load_folder, load_synthetic, load_torchvision
 
 
 class DataSet(Protocol):

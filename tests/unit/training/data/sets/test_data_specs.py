@@ -10,7 +10,7 @@ from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
 from samestep.training.data.image_set import ImageSet, LazyImages
 from samestep.training.data.loader import ImageLoader, LoaderOptions
-from samestep.training.data.sets import on_demand
+from samestep.training.data.sets import with_parameters
 from samestep.training.data.sets.registry import load
 from support.data import shared_data
 from support.vision import torchvision
@@ -139,7 +139,7 @@ class Flowers(list):
 
 
 def test_labels_are_read_without_the_images():
-    assert on_demand._labels_of(Flowers()) == [2, 0]
+    assert with_parameters._labels_of(Flowers()) == [2, 0]
 
 
 @pytest.mark.parametrize(
