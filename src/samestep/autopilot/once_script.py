@@ -20,7 +20,6 @@ from samestep.autopilot.helpers.joined_team import helper_rank, main_rank
 from samestep.autopilot.helpers.main_calls import MainCalls
 from samestep.autopilot.helpers.operand_gradients import operand_gradients
 from samestep.autopilot.helpers.signal_handlers import CallsBeforeHandlers, delayed_handlers
-from samestep.autopilot.helpers.split_node import retained_graphs
 from samestep.autopilot.helpers.team import Team
 from samestep.autopilot.script.call_account import Account
 from samestep.autopilot.script.devices import own_device
@@ -300,7 +299,6 @@ def splitting_between(
             delayed_handlers() as handlers,
             watched_logging(),
             computing_slices(),
-            retained_graphs(),
             operand_gradients(),
             optimizer_steps(account.steps.after_step),
             splitting_calls(CallsBeforeHandlers(calls, handlers)),

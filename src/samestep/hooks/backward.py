@@ -12,7 +12,7 @@ Both call ``torch.autograd.backward``, so that attribute is replaced while any s
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,13 @@ from samestep.base.errors import UsageError
 from samestep.hooks import declarations
 from samestep.hooks.registry import attach
 from samestep.hooks.thread_values import ThreadValue
+
+_ENGINE = ("grad_tensors", "keep_graph", "create_graph", "inputs", "allow_unreachable", "accumulate_grad")
+
+
+def arguments_of_engine(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of torch's engine after the outputs, by its names for them."""
+    return {**dict(zip(_ENGINE, args, strict=False)), **kwargs}
 
 
 class Participant(Protocol):

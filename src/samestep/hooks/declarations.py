@@ -162,11 +162,22 @@ BATCH_NORM_BELOW = Hook(
     "statistics are of the whole batch, also where a script has kept torch's function",
 )
 ACTIVATION_CHECKPOINT = Hook(
-    "torch.utils.checkpoint",
-    "checkpoint",
+    "torch.utils.checkpoint", "checkpoint", _SPLIT, "its backward calls modules again, with whole batches"
+)
+_RECOMPUTED = "backward recomputes the same slice"
+REENTRANT_CHECKPOINT = Hook(
+    "torch.utils.checkpoint:CheckpointFunction",
+    "forward",
     _SPLIT,
-    "backward recomputes the same slice",
-    arguments=("function",),
+    _RECOMPUTED,
+    arguments=("ctx", "run_function"),
+)
+RECOMPUTING_CHECKPOINT = Hook(
+    "torch.utils.checkpoint",
+    "_checkpoint_without_reentrant_generator",
+    _SPLIT,
+    _RECOMPUTED,
+    arguments=("fn",),
 )
 PADDED_SEQUENCE = Hook(
     "torch._VF", "_pad_packed_sequence", _SPLIT, "a slice is padded to the longest sequence of the batch"
@@ -204,28 +215,13 @@ PACKED_SEQUENCE = Hook(
     arguments=("data", "batch_sizes", "sorted_indices", "unsorted_indices"),
 )
 AVERAGED_GRAD = Hook(
-    "torch.autograd",
-    "grad",
-    _SPLIT,
-    "gradients of parameters are averages over the ranks",
-    arguments=("outputs", "inputs"),
+    "torch.autograd", "_engine_run_backward", _SPLIT, "gradients of parameters are averages over the ranks"
 )
 FORWARD_BACKWARD = Hook("torch.autograd", "backward", _SPLIT, "a forward that trains is not split")
 _ONCE = "serial scripts that run once"
-RETAINING_BACKWARD = Hook(
-    "torch.autograd", "backward", _ONCE, "whether the graphs of split calls are kept", arguments=("tensors",)
-)
-RETAINING_GRAD = Hook(
-    "torch.autograd",
-    "grad",
-    _ONCE,
-    "whether the graphs of split calls are kept",
-    arguments=("outputs", "inputs"),
-)
 _OPERAND = "the gradient of an output of a split call includes that by outputs computed from it"
 _OPERANDS = "serial scripts that run once: gradients of results"
-GRAD_OF_OPERAND = Hook("torch.autograd", "grad", _OPERANDS, _OPERAND, arguments=("outputs", "inputs"))
-BACKWARD_OF_OPERAND = Hook("torch.autograd", "backward", _OPERANDS, _OPERAND, arguments=("tensors", "inputs"))
+ENGINE_OF_OPERAND = Hook("torch.autograd", "_engine_run_backward", _OPERANDS, _OPERAND)
 HOOK_ON_OPERAND = Hook("torch:Tensor", "register_hook", _OPERANDS, _OPERAND)
 RETAINED_OF_OPERAND = Hook("torch:Tensor", "retain_grad", _OPERANDS, _OPERAND)
 SET_HANDLER = Hook("signal", "signal", _ONCE, "the script's handlers run outside of exchanges with helpers")

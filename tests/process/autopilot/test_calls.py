@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from samestep.autopilot.equivalence.check import AT_ONCE, TRAINS, EquivalenceCheck, Pace
 from samestep.autopilot.equivalence.split_comparison import NOT_GATHERED
@@ -63,6 +64,23 @@ class KeepsBatchNorm(Net):
         statistics = norm.running_mean, norm.running_var
         scores = self.normalize(self.one(x), *statistics, norm.weight, norm.bias, self.training)
         return self.two(torch.relu(scores))
+
+
+class KeepsCheckpoint(Net):
+    """Calls torch's own checkpoint, which a notebook may have kept from before its block of workers."""
+
+    is_reentrant = False
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.compute = nn.Dropout(0.2), partial(checkpoint, use_reentrant=self.is_reentrant)
+
+    def forward(self, x):
+        return self.two(self.compute(lambda h: self.drop(self.norm(h)).tanh(), self.one(x)))
+
+
+class KeepsReentrant(KeepsCheckpoint):
+    is_reentrant = True
 
 
 @dataclass
@@ -883,6 +901,11 @@ def time_first(model, number):
     return F.cross_entropy(first, targets.view(-1)) + F.cross_entropy(second, targets.view(-1))
 
 
+def seeded(model, number):
+    torch.manual_seed(number)
+    return plain(model, number)
+
+
 def with_penalty(model, number):
     return plain(model, number) + model.penalty + model.kept[0].std() + model.kept[1].sum()
 
@@ -1026,6 +1049,8 @@ SPLIT = [
     (ReadsText, texts),
     (Plain, plain),
     (KeepsBatchNorm, plain),
+    (KeepsCheckpoint, seeded),
+    (KeepsReentrant, seeded),
     (LossInside, loss_inside),
     (TimeFirst, time_first),
     (LeavesPenalty, with_penalty),

@@ -47,15 +47,26 @@ class Losses(Generator):
         return loss, 2 * loss, scale
 
 
-def slope(operand, output, loss, *, create_graph=False):
+def slope(operand, output, loss, *, create_graph=False, grad=torch.autograd.grad):
     of_output = output.square().sum() + operand.sum()
-    (gradient,) = torch.autograd.grad(of_output, operand, retain_graph=True, create_graph=create_graph)
+    (gradient,) = grad(of_output, operand, retain_graph=True, create_graph=create_graph)
     (loss + gradient.square().mean() * output.mean()).backward()
     return gradient
 
 
 def penalty(operand, output, loss):
     return slope(operand, output, loss, create_graph=True)
+
+
+def slope_by_todays_function(operand, output, loss):
+    """Differentiate by the function that torch has within a block, and not by that from before it."""
+    return slope(operand, output, loss, grad=torch.autograd.grad)
+
+
+def slopes_by_name(operand, output, loss):
+    """Get the gradients in a dict."""
+    loss.backward(retain_graph=True)
+    return torch.autograd.grad(output.square().sum(), {"of": operand})["of"]
 
 
 def retained(operand, output, loss):
@@ -80,9 +91,13 @@ def hooked(operand, output, loss):
 
 def backward_to_it(operand, output, loss):
     (output.square().sum() + operand.sum()).backward(inputs=[operand], retain_graph=True)
-    gradient = operand.grad.clone()
     loss.backward()
-    return gradient
+    return operand.grad
+
+
+def backward_to_retained(operand, output, loss):
+    operand.retain_grad()
+    return backward_to_it(operand, output, loss)
 
 
 def trained_with(make, use, shape=(7, 5), steps=4):
@@ -100,8 +115,14 @@ def trained_with(make, use, shape=(7, 5), steps=4):
     return results
 
 
+USES = [
+    *(slope, slope_by_todays_function, slopes_by_name, penalty),
+    *(retained, retained_twice, hooked, backward_to_it, backward_to_retained),
+]
+
+
 @pytest.mark.parametrize("make", [Generator, Losses])
-@pytest.mark.parametrize("use", [slope, penalty, retained, retained_twice, hooked, backward_to_it])
+@pytest.mark.parametrize("use", USES)
 def test_the_gradient_of_an_operand_includes_that_by_other_outputs(compared, use, make):
     """Only this finds that a script gets the gradient of an output without that by the outputs after it."""
     split, *_ = compared(trained_with, make, use)

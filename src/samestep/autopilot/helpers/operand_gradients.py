@@ -15,26 +15,20 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from samestep.autopilot.equivalence.effects import ignored_warnings
 from samestep.autopilot.helpers.split_node import GradientHook, NodeCall, call_of_operand
 from samestep.hooks import declarations
+from samestep.hooks.backward import arguments_of_engine
 from samestep.hooks.registry import attached_all, wrapping
-
-_ARGUMENTS = ("grad_outputs", "retain_graph", "create_graph", "allow_unused", "is_grads_batched")
-"""The arguments of `torch.autograd.grad` after the first two, in their order."""
-_INPUTS = 4  # the place of the inputs among the arguments of `torch.autograd.backward` after the first
 
 
 @contextmanager
 def operand_gradients() -> Iterator[None]:
     """Let the script get the gradients of operands by torch's functions, ``retain_grad`` and hooks."""
     hooks = {
-        declarations.GRAD_OF_OPERAND: wrapping(_grad),
-        declarations.BACKWARD_OF_OPERAND: wrapping(_backward),
+        declarations.ENGINE_OF_OPERAND: wrapping(_run),
         declarations.HOOK_ON_OPERAND: wrapping(_register_hook),
         declarations.RETAINED_OF_OPERAND: wrapping(_retain_grad),
     }
@@ -79,10 +73,6 @@ its place among the outputs of that.
 The operand is a tensor, or a `GradientEdge` that stands for one."""
 
 
-def _listed(inputs: Any) -> list[Any]:
-    return [inputs] if isinstance(inputs, (Tensor, GradientEdge)) else [*inputs]  # it may be a generator
-
-
 def _operands(tensors: Sequence[Any]) -> list[_Operand]:
     return [
         (place, tensor, call)
@@ -110,58 +100,32 @@ def _anchors(operands: Sequence[_Operand]) -> list[Tensor]:
     return [call.anchor for _, _, (call, _) in operands]
 
 
-def _grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    tensors = _listed(inputs)
-    named = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
-    operands = _operands(tensors)
+def _run(
+    original: Callable[..., tuple[Tensor | None, ...]],
+    outputs: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor | None, ...]:
+    """Run a backward: torch's functions, which a script may have imported before, look this one up."""
+    named = arguments_of_engine(args, kwargs)
+    inputs, accumulates = [*named["inputs"]], named["accumulate_grad"]
+    operands = [each for each in _operands(inputs) if not accumulates or isinstance(each[1], Tensor)]
     if not operands:
-        return original(outputs, tensors, *args, **kwargs)
-    if named.pop("is_grads_batched", False):
-        return _one_by_one(original, outputs, tensors, named)
-    may_be_unused = named.pop("allow_unused", None) or named.get("materialize_grads")
+        return original(outputs, **named)
+    of_torch = [*inputs]
+    if accumulates:
+        of_torch = [tensor for tensor in inputs if all(tensor is not operand for _, operand, _ in operands)]
+        for _, tensor, _ in operands:
+            tensor.retain_grad()  # as torch's engine does
+    changed = {"inputs": (*of_torch, *_anchors(operands)), "allow_unreachable": True}
     with _totals_of(operands) as totals:
-        results = original(outputs, [*tensors, *_anchors(operands)], **named, allow_unused=True)
-    gradients = tuple(totals.get(place, results[place]) for place in range(len(tensors)))
-    if not may_be_unused and any(gradient is None for gradient in gradients):
+        results = original(outputs, **{**named, **changed})
+    if accumulates:
+        return results
+    found = tuple(totals.get(place, results[place]) for place in range(len(inputs)))
+    if not named["allow_unreachable"] and any(gradient is None for gradient in found):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
         )
-    return gradients
-
-
-def _one_by_one(
-    original: Callable[..., Any], outputs: Any, tensors: Sequence[Any], named: dict[str, Any]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients for each of several gradients of the outputs, stacked.
-
-    A hook on an operand would get one tensor for all of them, which has no values outside of the backward.
-    """
-    several = _listed(named.pop("grad_outputs"))
-    count = next(len(gradients) for gradients in several if gradients is not None)
-    rows = []
-    for row in range(count):
-        of_row = [None if gradients is None else gradients[row] for gradients in several]
-        kept = {} if row == count - 1 else {"retain_graph": True}
-        rows.append(_grad(original, outputs, tensors, of_row, **{**named, **kept}))
-    return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*rows, strict=True))
-
-
-def _backward(original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
-    inputs = args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs")
-    listed = [] if inputs is None else _listed(inputs)
-    operands = [operand for operand in _operands(listed) if isinstance(operand[1], Tensor)]
-    if not operands:
-        if listed:
-            kwargs, args = {**kwargs, "inputs": listed}, args[:_INPUTS]
-        original(tensors, *args, **kwargs)
-        return
-    places = {place for place, *_ in operands}
-    plain = [tensor for place, tensor in enumerate(listed) if place not in places]
-    with _totals_of(operands) as totals:
-        original(tensors, *args[:_INPUTS], **{**kwargs, "inputs": [*plain, *_anchors(operands)]})
-    for place, tensor, _ in operands:
-        if place in totals:
-            with ignored_warnings():  # that it is no leaf
-                before = tensor.grad
-            tensor.grad = totals[place] if before is None else before + totals[place]
+    return found

@@ -33,11 +33,9 @@ from samestep.autopilot.split.guards import Attributes, Reach, changed, read_in_
 from samestep.autopilot.split.sharded_autograd import is_operand, leaves_in_order, saving_nodes
 from samestep.autopilot.split_calls import ModuleCall, is_inside, may_call_parts
 from samestep.autopilot.state.saved_state import HeldTensors, SavedState, SideOutput, version_of
-from samestep.hooks import declarations, module_parts
+from samestep.hooks import module_parts
 from samestep.hooks.random_draws import RngState
-from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.tensor_tree import Path, leaves, mapped
-from samestep.hooks.thread_values import ThreadValue
 from samestep.parallel.gradients.batch_norm import uses_batch_statistics
 
 if TYPE_CHECKING:
@@ -45,32 +43,6 @@ if TYPE_CHECKING:
 
 GradientHook: TypeAlias = Callable[[Tensor], Tensor | None]
 """Gets the gradient of a tensor, and returns what takes the place of it, if anything does."""
-_retains: ThreadValue[bool] = ThreadValue(default=False)
-"""Whether the backward that this thread runs keeps its graph for another one."""
-
-
-@contextmanager
-def retained_graphs() -> Iterator[None]:
-    """Let the backward of a split call know whether its graph is kept."""
-
-    def at(place: int, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function whose `retain_graph` and `create_graph` are the arguments from a place on."""
-        retains = _argument(args, kwargs, place, "retain_graph")
-        if retains is None:
-            retains = _argument(args, kwargs, place + 1, "create_graph")
-        with _retains.bound(bool(retains)):
-            return original(*args, **kwargs)
-
-    hooks = {
-        declarations.RETAINING_BACKWARD: wrapping(partial(at, 2)),
-        declarations.RETAINING_GRAD: wrapping(partial(at, 3)),
-    }
-    with attached_all(hooks):
-        yield
-
-
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
-    return args[position] if position < len(args) else kwargs.get(name)
 
 
 class _Life:
@@ -89,7 +61,8 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, retain = ctx.call, _retains.get() or torch.is_grad_enabled()  # which `create_graph` sets
+        # Of the engine itself: the script may have imported its functions before they could be replaced.
+        call, retain = ctx.call, torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001
         pairs = zip(ctx.places, gradients, strict=True)
         of_outputs = {place: gradient for place, gradient in pairs if gradient is not None}
         if not of_outputs:

@@ -21,6 +21,7 @@ from samestep.autopilot.split.sharded_autograd import nodes_of, uses_split_call
 from samestep.autopilot.split.slice_context import before_collective, current_slice
 from samestep.base.errors import UsageError
 from samestep.hooks import declarations, module_parts
+from samestep.hooks.backward import arguments_of_engine
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.thread_values import ThreadValue, bound
 from samestep.parallel.gradients.agreement import is_sparse
@@ -53,13 +54,13 @@ def leaves_of(*outputs: Tensor) -> list[Tensor]:
     return list({id(variable): variable for variable in variables if variable is not None}.values())
 
 
-_differentiated: ContextVar[tuple[int, ...]] = ContextVar("samestep_differentiated", default=())
-"""The outputs of a running `torch.autograd.grad`, which torch calls by name again under a function mode."""
+_unaveraged: ContextVar[tuple[int, ...]] = ContextVar("samestep_unaveraged", default=())
+"""The outputs of which `torch.autograd.grad` returns gradients as this rank computes them."""
 
 
 def unaveraged(outputs: Tensor | Sequence[Tensor]) -> AbstractContextManager[None]:
     """Let `torch.autograd.grad` return the gradients of these outputs as this rank computes them."""
-    return bound(_differentiated, _identities(outputs))
+    return bound(_unaveraged, _identities(outputs))
 
 
 def _identities(outputs: Tensor | Sequence[Tensor]) -> tuple[int, ...]:
@@ -68,14 +69,17 @@ def _identities(outputs: Tensor | Sequence[Tensor]) -> tuple[int, ...]:
 
 @contextmanager
 def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
-    """Let `torch.autograd.grad` return averages for gradients of parameters."""
+    """Let `torch.autograd.grad` return averages for gradients of parameters.
 
-    def grad(original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _differentiated.get() == _identities(outputs):
-            return original(outputs, inputs, *args, **kwargs)
-        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # it may be a generator
-        with unaveraged(outputs):
-            results = original(outputs, tensors, *args, **kwargs)
+    It looks up torch's engine in each call, also where a script has imported it before this block.
+    """
+
+    def run(original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(outputs, *args, **kwargs)
+        named = arguments_of_engine(args, kwargs)
+        if named["accumulate_grad"] or _unaveraged.get() == _identities(outputs):
+            return results
+        tensors = named["inputs"]
         gradients = of()
         if gradients is None:
             return results
@@ -95,7 +99,7 @@ def averaging_grad(of: Callable[[], SliceGradients | None]) -> Iterator[None]:
             gradients.average(of_weights)
         return results
 
-    with attached(declarations.AVERAGED_GRAD, wrapping(grad)):
+    with attached(declarations.AVERAGED_GRAD, wrapping(run)):
         yield
 
 

@@ -163,6 +163,23 @@ def _is_aligned(original: Callable[[Tensor, Tensor], bool], rows: Tensor, mask: 
     return bool(flag)
 
 
+def _computing_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of an activation checkpoint, which a backward calls again for the same slice."""
+    context = current_slice.get()
+    if context is None:
+        return function
+    before = context.draws(), len(context.packings or ())
+
+    def of_slice(*args: Any, **kwargs: Any) -> Any:
+        if current_slice.get() is not None:
+            return function(*args, **kwargs)
+        recomputations.number += 1
+        with context.again(*before):
+            return function(*args, **kwargs)
+
+    return of_slice
+
+
 @contextmanager
 def slice_aware_functions() -> Iterator[None]:
     """Let activation checkpoints recompute their slice, and pad sequences as in the whole batch.
@@ -171,25 +188,19 @@ def slice_aware_functions() -> Iterator[None]:
     with a time dimension, would depend on the samples of the slice.
     """
 
-    def checkpoint(
-        original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        context = current_slice.get()
-        if context is None:  # its backward calls the function again, and compares what autograd saves
-            with bound(is_checkpointed, True):  # noqa: FBT003 - the value
-                return original(function, *args, **kwargs)
-        before = context.draws(), len(context.packings or ())
+    def checkpoint(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if current_slice.get() is not None:
+            return original(*args, **kwargs)
+        with bound(is_checkpointed, True):  # noqa: FBT003 - the value
+            return original(*args, **kwargs)
 
-        def of_slice(*args: Any, **named: Any) -> Any:
-            if current_slice.get() is not None:
-                return function(*args, **named)
-            recomputations.number += 1
-            with context.again(*before):
-                return function(*args, **named)
+    # The other functions are looked up in each call of torch's, which a script may have imported before.
+    def reentrant(original: Callable[..., Any], node: Any, function: Any, *args: Any) -> Any:
+        return checkpoint(original, node, _computing_again(function), *args)
 
-        return original(of_slice, *args, **kwargs)
+    def recomputed(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(_computing_again(function), *args, **kwargs)
 
-    # Both functions are looked up in each call of torch's, which a script may have imported before.
     def pad(
         original: Callable[..., Any],
         data: Any,
@@ -217,6 +228,8 @@ def slice_aware_functions() -> Iterator[None]:
 
     hooks = {
         declarations.ACTIVATION_CHECKPOINT: wrapping(checkpoint),
+        declarations.REENTRANT_CHECKPOINT: wrapping(reentrant),
+        declarations.RECOMPUTING_CHECKPOINT: wrapping(recomputed),
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
