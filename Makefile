@@ -22,7 +22,7 @@ help:
 	@echo "make exact   equal weights at any number of workers, by the commands that a user types; some minutes"
 	@echo "make chaos   a training and scripts with helpers under 60 faults each; they end with the undisturbed weights"
 	@echo "make fuzz    feed every reader of files, variables and flags with 500 wrong cases; some minutes"
-	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 30 minutes"
+	@echo "make random  compare 2,000 random scripts on 1, 2 and 3 ranks; about 100 minutes"
 	@echo "make matrix  run every kind of script under every launcher, and write the table of docs/guide; 10 minutes"
 	@echo "make score   run samestep verify on public faults of trainings, and write docs/reference/score.md; 30 minutes"
 	@echo "make gpu     check all that the GPUs of this machine allow; GPU_PYTHON is a Python whose torch has them"
