@@ -122,10 +122,10 @@ def _run(
         results = original(outputs, **{**named, **changed})
     if accumulates:
         return results
-    found = tuple(totals.get(place, results[place]) for place in range(len(inputs)))
-    if not named["allow_unreachable"] and any(gradient is None for gradient in found):
+    gradients = tuple(totals.get(place, results[place]) for place in range(len(inputs)))
+    if not named["allow_unreachable"] and any(gradient is None for gradient in gradients):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
         )
-    return found
+    return gradients
