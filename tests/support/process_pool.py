@@ -200,6 +200,7 @@ def _serve(pipe: Connection, rank, size, port, timeout_s):
 
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # whoever waits in vain asks for the stack
     warnings.simplefilter("error")  # as pytest does
+    warnings.filterwarnings("ignore", ".torch.jit.* is (deprecated|not supported)", FutureWarning)
     multiprocessing.set_forkserver_preload(["torch"])  # a fork server of its own is for those that load data
     torch.set_num_threads(1)
     dist.init_process_group(

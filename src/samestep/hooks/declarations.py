@@ -161,10 +161,10 @@ BATCH_NORM_BELOW = Hook(
     _SPLIT,
     "statistics are of the whole batch, also where a script has kept torch's function",
 )
-ACTIVATION_CHECKPOINT = Hook(
-    "torch.utils.checkpoint", "checkpoint", _SPLIT, "its backward calls modules again, with whole batches"
-)
 _RECOMPUTED = "backward recomputes the same slice"
+ACTIVATION_CHECKPOINT = Hook(
+    "torch.utils.checkpoint", "checkpoint", _SPLIT, _RECOMPUTED, arguments=("function",)
+)
 REENTRANT_CHECKPOINT = Hook(
     "torch.utils.checkpoint:CheckpointFunction",
     "forward",
@@ -172,12 +172,12 @@ REENTRANT_CHECKPOINT = Hook(
     _RECOMPUTED,
     arguments=("ctx", "run_function"),
 )
-RECOMPUTING_CHECKPOINT = Hook(
+RECOMPUTING_CHECKPOINTS = _each(
     "torch.utils.checkpoint",
-    "_checkpoint_without_reentrant_generator",
+    "_checkpoint_without_reentrant_generator _checkpoint_without_reentrant_generator_impl",
     _SPLIT,
     _RECOMPUTED,
-    arguments=("fn",),
+    optional=True,
 )
 PADDED_SEQUENCE = Hook(
     "torch._VF", "_pad_packed_sequence", _SPLIT, "a slice is padded to the longest sequence of the batch"

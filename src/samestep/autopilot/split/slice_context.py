@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -188,15 +188,13 @@ def slice_aware_functions() -> Iterator[None]:
     with a time dimension, would depend on the samples of the slice.
     """
 
-    def checkpoint(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if current_slice.get() is not None:
-            return original(*args, **kwargs)
-        with bound(is_checkpointed, True):  # noqa: FBT003 - the value
-            return original(*args, **kwargs)
+    def checkpoint(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        with bound(is_checkpointed, is_checkpointed.get() or current_slice.get() is None):
+            return original(_computing_again(function), *args, **kwargs)
 
-    # The other functions are looked up in each call of torch's, which a script may have imported before.
+    # The others are looked up in each call of a function of torch, which a script may have kept from before.
     def reentrant(original: Callable[..., Any], node: Any, function: Any, *args: Any) -> Any:
-        return checkpoint(original, node, _computing_again(function), *args)
+        return checkpoint(partial(original, node), function, *args)
 
     def recomputed(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(_computing_again(function), *args, **kwargs)
@@ -229,7 +227,7 @@ def slice_aware_functions() -> Iterator[None]:
     hooks = {
         declarations.ACTIVATION_CHECKPOINT: wrapping(checkpoint),
         declarations.REENTRANT_CHECKPOINT: wrapping(reentrant),
-        declarations.RECOMPUTING_CHECKPOINT: wrapping(recomputed),
+        **dict.fromkeys(declarations.RECOMPUTING_CHECKPOINTS, wrapping(recomputed)),
         declarations.PADDED_SEQUENCE: wrapping(pad),
         declarations.PACKED_SEQUENCE: wrapping(pack),
         declarations.ALIGNED_MASK: wrapping(_is_aligned),
