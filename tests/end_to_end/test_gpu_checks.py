@@ -60,7 +60,7 @@ def results(found):
     return {check["name"]: check["result"] for check in found["checks"]}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_checks_run_on_the_cpu(tmp_path):
     names = ("device-facts", "random-state", "staging", "forking", "doctor-copies")
 
@@ -71,7 +71,7 @@ def test_checks_run_on_the_cpu(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_scripts_on_two_ranks_equal_those_of_python(tmp_path):
     names = [name for name, script in SCRIPTS.items() if script.on_cpu and not script.packages]
 
