@@ -734,6 +734,30 @@ def test_code_with_dropout_runs_compiled_in_evaluation(compared):
     assert (split, unsplit) == (6, 0), lines
 
 
+def compiled_with_its_loss():
+    torch.manual_seed(3)
+    torch.compiler.reset()
+    net = LossWithScores().double()
+    model, losses = torch.compile(net, backend="aot_eager"), []
+    for number in range(3):
+        loss = model(drawn(7, 5, seed=number), labels(7, seed=number))[1]
+        loss.backward()
+        losses.append(loss.item())
+    return [*losses, net.one.weight.grad.sum().item()]
+
+
+class LossWithScores(Net):
+    def forward(self, x, y):
+        scores = self.two(torch.relu(self.one(x)))
+        return scores, F.cross_entropy(scores, y)
+
+
+def test_a_compiled_model_with_its_loss_is_split(compared):
+    """A compiled graph does not show the weight of a loss: its operations are watched instead."""
+    split, unsplit, lines = compared(compiled_with_its_loss)
+    assert (split, unsplit) == (3, 0), lines
+
+
 class ComparesSamples(Plain):
     def forward(self, x):
         y = super().forward(x)

@@ -323,10 +323,11 @@ class EquivalenceCheck:
         self, dims: Dims, whole: UnsplitCall, result: SplitResult, guards: Mapping[Site, Any]
     ) -> SplitPlan:
         outputs = dict(leaves(result.outputs))
-        watches = any(
-            isinstance(gathering, ReducedOutput) and (path[0] != 0 or outputs[path[1:]].grad_fn is None)
-            for path, gathering in result.gatherings.items()
-        )
+        reduced = [
+            path for path, gathering in result.gatherings.items() if isinstance(gathering, ReducedOutput)
+        ]
+        watches = bool(reduced) and is_compiled(self._call.module)  # of which there is no graph to read
+        watches |= any(path[0] != 0 or outputs[path[1:]].grad_fn is None for path in reduced)
         rewrites = not self._comparison.agreed(not whole.rewrites)  # calls then compare what they write
         return SplitPlan(
             *(dims, result.gatherings, whole.sides, result.draws, watches, guards, result.has_views),
