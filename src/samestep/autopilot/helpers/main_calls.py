@@ -427,8 +427,7 @@ class MainCalls:
         held = HeldTensors(module, (value for _, value in reach.values) if saved is None else ())
         attempt = Attempt(call, carried, left, modes, RngState.now(self.device), reach, saved, held, numbered)
         is_compared |= plan.operations is None and self._may_differ(attempt, calls)
-        is_compared |= self._is_first_to_continue(call, calls, plan, total)
-        if unsplit is None and is_compared:
+        if unsplit is None and (is_compared or self._is_first_to_continue(call, calls, plan, total)):
             draws = plan.draws is not None
             unsplit = SampleCheck.computed(call.forward, module, arguments, self.device, draws=draws)
         with self.exchange.open(), self._undone_if_interrupted(attempt):
