@@ -17,6 +17,7 @@ PYTHON = ROOT / ".venv-frameworks/bin/python"
 STRICT = ROOT / "tests/support/strict_script.py"
 ONE_DEVICE = (
     "accelerate_loop",
+    "datasets_and_hdf5",
     "ignite_loop",
     "keras_on_torch",
     "lightning_fabric",
@@ -108,3 +109,13 @@ def test_verify_finds_no_fault_in_a_correct_script_of_a_library(run, name):
 
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["verdict"] == "same", ended.out
+
+
+def test_verify_redirects_files_of_libraries_in_c(run, tmp_path):
+    script = GALLERY / "datasets_and_hdf5.py"
+
+    ended = run("two", "verify", "--json", script)
+
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["verdict"] == "same", ended.out
+    assert [*(tmp_path / "two").iterdir()] == []

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from importlib.machinery import ModuleSpec
 from itertools import count
 from pkgutil import resolve_name
 from typing import Any, TypeAlias, cast
@@ -155,6 +156,45 @@ def attached_all(hooks: Mapping[Hook, Make]) -> Iterator[None]:
         for hook, make in hooks.items():
             stack.enter_context(attached(hook, make))
         yield
+
+
+@contextmanager
+def once_imported(library: str, then: Callable[[], None]) -> Iterator[None]:
+    """Call `then` when a library is imported within the block, or at once if it has been before."""
+    if library in sys.modules:
+        then()
+    finder = _FinderOf(library, then)
+    finders: list[Any] = sys.meta_path
+    finders.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in finders:
+            finders.remove(finder)
+
+
+class _FinderOf:
+    """A finder of one library that asks the next ones; it calls a function when the library is imported."""
+
+    def __init__(self, library: str, then: Callable[[], None]) -> None:
+        self._library, self._then = library, then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self._library:
+            return None
+        finders = [*sys.meta_path]
+        place = finders.index(self)  # type: ignore[arg-type]
+        specs = (finder.find_spec(name, path, target) for finder in finders[place + 1 :])
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if execute := getattr(loader, "exec_module", None):
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._then()
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def original_of(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Redirects the functions of Python, numpy and torch through which a script reaches files.
+"""Redirects the functions of Python, numpy, torch and others through which a script reaches files.
 
 Most functions access one file: their arguments are parsed to a `FileAccess`, which the handler executes by
 its method `accessed`. For each other function, the table names a method of the handler; without that method,
@@ -15,21 +15,28 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import safetensors.torch
 import torch
 
 from samestep.hooks import declarations
-from samestep.hooks.registry import attached_to, instead, references_replaced, search_references
+from samestep.hooks.registry import (
+    attach,
+    attach_to,
+    once_imported,
+    references_replaced,
+    search_references,
+)
 
 Call: TypeAlias = Callable[..., Any]
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = (str, bytes, os.PathLike)
-_FIRST = ("file", "path", "filename", "src", "database")
-"""The keywords by which functions take a path that is their first argument."""
+_FIRST = ("file", "path", "filename", "name", "src", "source", "database")
+"""The keywords by which functions take a path that is their first argument, or that of a method."""
 _inside = threading.local()
 
 
@@ -89,6 +96,13 @@ def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | Non
         truncates="w" in mode,
         close=close_file,
     )
+
+
+def _of_hdf5(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
+    """Parse the arguments of the initializer of `h5py.File`, whose mode ``w-`` is the ``x`` of `open`."""
+    mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
+    access = _of_mode(args[1:], {"mode": "x" if mode == "w-" else mode or "r"})
+    return None if access is None else replace(access, at=1, close=None)
 
 
 def _of_flags(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess:
@@ -164,6 +178,27 @@ def _table() -> list[tuple[Any, str, str | Parse]]:
     ]
 
 
+def _table_of_libraries() -> Mapping[str, Sequence[tuple[str, str, Parse]]]:
+    """Return the redirected functions of libraries in C that samestep does not import: owner, name, parser.
+
+    Some of them read what Python writes, as Arrow does with data sets.
+    """
+    reads, overwrites = _accessing("read"), _accessing("write", truncates=True)
+    return {
+        "pyarrow": [
+            ("pyarrow", "memory_map", _of_mode),
+            ("pyarrow", "input_stream", reads),
+            ("pyarrow", "output_stream", overwrites),
+        ],
+        "h5py": [("h5py:File", "__init__", _of_hdf5)],
+        "tokenizers": [
+            ("tokenizers:Tokenizer", "from_file", reads),
+            ("tokenizers:Tokenizer", "save", _accessing("write", 1, truncates=True)),
+        ],
+        "cv2": [("cv2", "imread", reads), ("cv2", "imwrite", overwrites)],
+    }
+
+
 def find_references() -> None:
     """Find all references to the functions of the table, for this process and those that it forks."""
     modules = ((owner, name) for owner, name, _ in _table() if not isinstance(owner, type))
@@ -179,15 +214,29 @@ def redirected(handler: Any) -> Iterator[None]:
             original = getattr(owner, name, None)
             if original is None or not (callable(how) or hasattr(handler, how)):
                 continue
-            call = _file_io(original, handler) if name == "FileIO" else _redirecting(original, handler, how)
             if isinstance(owner, type):
                 hook = declarations.file_function(f"{owner.__module__}:{owner.__qualname__}", name)
-                value = staticmethod(call) if name == "from_file" else call
-                stack.enter_context(attached_to(owner, hook, instead(value)))
+                make = partial(_redirected, name=name, handler=handler, how=how)
+                stack.callback(attach_to(owner, hook, make))
             else:
-                changed[id(original)] = original, call
+                call = _file_io(original, handler) if name == "FileIO" else None
+                changed[id(original)] = original, call or _redirecting(original, handler, how)
         stack.enter_context(references_replaced(list(changed.values())))
+        for library, functions in _table_of_libraries().items():
+            then = partial(_redirect_library, functions, handler, stack)
+            stack.enter_context(once_imported(library, then))
         yield
+
+
+def _redirect_library(functions: Sequence[tuple[str, str, Parse]], handler: Any, stack: ExitStack) -> None:
+    for owner, name, parse in functions:
+        make = partial(_redirected, name=name, handler=handler, how=parse)
+        stack.callback(attach(declarations.file_function(owner, name), make))
+
+
+def _redirected(original: Any, name: str, handler: Any, how: str | Parse) -> Any:
+    call = _redirecting(original, handler, how)
+    return staticmethod(call) if name == "from_file" else call
 
 
 def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:
@@ -225,8 +274,8 @@ def _outermost(paths: Sequence[Any], handle: Call, *args: Any, **kwargs: Any) ->
 
 def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the positional arguments, including paths that were passed by keyword."""
-    if not args:
-        args = tuple(kwargs.pop(name) for name in _FIRST if name in kwargs)
+    if len(args) <= 1:  # none, or the object of a method
+        args = (*args, *(kwargs.pop(name) for name in _FIRST if name in kwargs))
     return (*args, kwargs.pop("dst")) if len(args) == 1 and "dst" in kwargs else args
 
 

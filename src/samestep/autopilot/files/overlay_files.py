@@ -35,6 +35,7 @@ from samestep.autopilot.files.overlay_lookup import (
     is_actual_folder,
     join,
     os_error,
+    path_text,
 )
 
 _DRAFT = ".samestep-draft"
@@ -204,7 +205,11 @@ class Overlay:
         kwargs.pop("dir_fd", None)
 
         def call(where: Any) -> Any:
-            return original(*args[: access.at], where, *args[access.at + 1 :], **kwargs)
+            try:
+                return original(*args[: access.at], where, *args[access.at + 1 :], **kwargs)
+            except Exception as error:
+                _name_paths(error, where, path)
+                raise
 
         if access.kind == "read":
             try:
@@ -520,6 +525,21 @@ def _name_file(file: Any, path: Any) -> None:
     raw = getattr(raw, "raw", raw)
     if not isinstance(path, int) and hasattr(raw, "name"):
         raw.name = path
+
+
+def _name_paths(error: Exception, where: Any, path: Any) -> None:
+    """Let an error of a library state the path that the script has used, and its folder."""
+    actual, used = path_text(where), path_text(path)
+    if actual is None or used is None or actual == used:
+        return
+
+    def named(text: str) -> str:
+        text = text.replace(actual, used)
+        return text.replace(os.path.dirname(actual), os.path.dirname(used) or ".")
+
+    error.args = tuple(named(value) if isinstance(value, str) else value for value in error.args)
+    if isinstance(error, OSError) and isinstance(error.strerror, str):
+        error.strerror = named(error.strerror)
 
 
 def _check_removable(entry: Entry, path: Any, *, is_folder: bool) -> None:

@@ -1,9 +1,11 @@
 """A script with an overlay reads its own files and those from before the run."""
 
 import bz2
+import importlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -133,3 +135,40 @@ def test_sockets_of_multiprocessing_are_shared(overlay):
         finally:
             shutil.rmtree(folder)
     assert not os.path.exists(folder)
+
+
+ARROW = """
+import posix  # as a library in C, whose calls are not redirected
+
+
+def memory_map(path, mode="r"):
+    return posix.read(posix.open(path, posix.O_RDONLY), 10)
+
+
+def input_stream(source):
+    return memory_map(source)
+
+
+def output_stream(source):
+    return posix.open(source, posix.O_WRONLY | posix.O_CREAT)
+"""
+
+
+def test_a_library_in_c_reads_and_writes_the_files_of_the_script(overlay, tmp_path, monkeypatch):
+    (tmp_path / "pyarrow.py").write_text(ARROW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    with redirected(overlay):
+        arrow = importlib.import_module("pyarrow")  # within the block, as a script imports it
+        Path("cache.arrow").write_text("rows")
+        assert arrow.memory_map("cache.arrow") == b"rows"
+        os.close(arrow.output_stream("new.arrow"))
+    assert real_files() == ["before.txt"]
+    with pytest.raises(FileNotFoundError):
+        arrow.memory_map("cache.arrow")
+
+
+def test_an_error_of_a_library_names_the_path_of_the_script(overlay):
+    with redirected(overlay), pytest.raises(RuntimeError, match="directory runs/last does") as caught:
+        torch.save({}, "runs/last/model.pt")
+    assert str(overlay._lookup.root) not in str(caught.value)
