@@ -183,7 +183,7 @@ class _FinderOf:
         if name != self._library:
             return None
         finders = [*sys.meta_path]
-        place = finders.index(self)  # type: ignore[arg-type]
+        place = finders.index(self)
         specs = (finder.find_spec(name, path, target) for finder in finders[place + 1 :])
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = None if spec is None else spec.loader
