@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.effects import watch_effects
+from samestep.autopilot.equivalence.effects import remove_temporary_folders, watch_effects
 from samestep.autopilot.equivalence.split_comparison import in_one_line
 from samestep.autopilot.helpers.messages import LineOfHelper, received
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
@@ -258,6 +258,7 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
                 Helper(slices, line).serve()
         finally:
             watch_effects()
+            remove_temporary_folders()
     line.close()
 
 
