@@ -46,7 +46,7 @@ _is_comparing = ThreadValue(default=False)
 _are_watched: list[bool] = []
 """Whether this process has the hook; and whether it refuses all effects, as a helper does."""
 _temporary_folders: list[str] = []
-"""Those that libraries have made in a helper, which ends without Python's own removal of them."""
+"""Those that libraries have made in a helper, which writes no files and has no use for them."""
 
 
 class WritesFileError(Exception):
@@ -67,8 +67,13 @@ def watch_effects(*, refuses_all: bool = False) -> None:
 
 def remove_temporary_folders() -> None:
     """Remove those that libraries have made in this helper."""
+    if not _temporary_folders:
+        return
+    before = [*_are_watched]
+    watch_effects()
     while _temporary_folders:
         shutil.rmtree(_temporary_folders.pop(), ignore_errors=True)
+    _are_watched[:] = before
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:

@@ -161,6 +161,7 @@ class Helper:
                 self.line.answer(self.failure)
             else:
                 self._prepare(message)
+            remove_temporary_folders()  # not at the end, when the main rank kills its helpers
 
     def _compute(self, message: "SplitCall | Backward") -> None:
         """Compute a part of a call or of a backward; if that fails, it fails on all ranks."""
@@ -258,7 +259,6 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
                 Helper(slices, line).serve()
         finally:
             watch_effects()
-            remove_temporary_folders()
     line.close()
 
 

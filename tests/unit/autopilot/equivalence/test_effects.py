@@ -56,11 +56,11 @@ def test_a_helper_imports_a_library_that_makes_a_temporary_folder_and_removes_it
         folder = Path(importlib.import_module("library_with_media").FOLDER)
         with pytest.raises(WritesFileError):
             importlib.import_module("script_with_media")
+        assert folder.is_dir()
+        remove_temporary_folders()
     finally:
         watch_effects()
 
-    assert folder.is_dir()
-    remove_temporary_folders()
     assert not folder.exists()
 
 
