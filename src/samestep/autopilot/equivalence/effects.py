@@ -3,12 +3,15 @@
 A forward may write a file, start a program or send a message. Computed once more, or for a slice, it would do
 so once more. Python announces such operations, also those of its modules in C, to audit hooks, which can
 refuse them. Writes by libraries in C that do not announce them are not seen. A helper refuses all of them.
+Those of a library that is imported are let through, such as the temporary folder of wandb: a process does
+that once, as it does in each worker of a data loader.
 
 What a forward prints, logs and warns is discarded.
 """
 
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections import deque
@@ -38,10 +41,12 @@ _EVENTS = frozenset(
     )
 )
 _COMPILER = f"{Path(torch.__file__).parent}{os.sep}_inductor{os.sep}"
-_BYTECODE = f"{os.sep}__pycache__"
+_IMPORT = "<frozen importlib._bootstrap>"
 _is_comparing = ThreadValue(default=False)
 _are_watched: list[bool] = []
 """Whether this process has the hook; and whether it refuses all effects, as a helper does."""
+_temporary_folders: list[str] = []
+"""Those that libraries have made in a helper, which writes no files and has no use for them."""
 
 
 class WritesFileError(Exception):
@@ -60,26 +65,38 @@ def watch_effects(*, refuses_all: bool = False) -> None:
     _are_watched[:] = [refuses_all]
 
 
+def remove_temporary_folders() -> None:
+    """Remove those that libraries have made in this helper."""
+    if not _temporary_folders:
+        return
+    before = [*_are_watched]
+    watch_effects()
+    while _temporary_folders:
+        shutil.rmtree(_temporary_folders.pop(), ignore_errors=True)
+    _are_watched[:] = before
+
+
 def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event == "tempfile.mkdtemp" and _are_watched[0]:
+        _temporary_folders.append(os.fsdecode(args[0]))
     if event == "open":
         if not _writes(*args):
             return
     elif event not in _EVENTS:
         return
-    if any(
-        isinstance(argument, str) and _BYTECODE in argument for argument in args
-    ):  # of a module that the call imports
-        return
-    if (_are_watched[0] or _is_comparing.get()) and not _is_compiling():
+    if (_are_watched[0] or _is_comparing.get()) and not _is_of_library():
         raise WritesFileError(f"{event} {one_line(str(args))}")
 
 
-def _is_compiling() -> bool:
-    """Return whether `torch.compile` has this effect: it writes to its cache, and starts a compiler."""
+def _is_of_library() -> bool:
+    """Return whether this is an effect of an import of a library, or of `torch.compile`.
+
+    That writes to its cache, and starts a compiler.
+    """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - copies no stack
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_COMPILER):
+        if file == _IMPORT or file.startswith(_COMPILER):
             return True
         if is_users_code(frame.f_code, frame.f_globals):
             return False

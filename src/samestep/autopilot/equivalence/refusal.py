@@ -30,7 +30,7 @@ def refusal(module: nn.Module, device: torch.device) -> str | None:
     if device.type == "cuda" and any(map(draws_in_cudnn, module_parts.modules(module))):
         return "cuDNN draws the dropout between its recurrent layers from a state of its own"
     if any(isinstance(value, Iterator) for _, value in reached(module)):
-        return "it reads an iterator, which cannot be rewound"
+        return "it has an iterator, which cannot be rewound"
     functions = functions_of_calls(module)
     if reads_gradients(functions):  # those of the weights: a helper has none
         return "it reads gradients (`.grad`), which helpers do not have"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.effects import watch_effects
+from samestep.autopilot.equivalence.effects import remove_temporary_folders, watch_effects
 from samestep.autopilot.equivalence.split_comparison import in_one_line
 from samestep.autopilot.helpers.messages import LineOfHelper, received
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
@@ -161,6 +161,7 @@ class Helper:
                 self.line.answer(self.failure)
             else:
                 self._prepare(message)
+            remove_temporary_folders()  # not at the end, when the main rank kills its helpers
 
     def _compute(self, message: "SplitCall | Backward") -> None:
         """Compute a part of a call or of a backward; if that fails, it fails on all ranks."""

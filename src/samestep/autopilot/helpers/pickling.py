@@ -135,10 +135,18 @@ def _reduced_code(value: Any) -> tuple[Any, ...] | None:
     cached = value.__wrapped__ if isinstance(value, CACHED) else None
     if isinstance(cached, FunctionType) and is_users_code(cached.__code__, cached.__globals__):
         return made_cached, (cached, value.cache_parameters()), results_of(value), None, None, add_results
-    special = value if isinstance(value, ModuleType) and type(value) is not ModuleType else None
-    if special is not None and sys.modules.get(special.__name__) is special:
-        return importlib.import_module, (special.__name__,)
-    return None
+    return _reduced_module(value) if isinstance(value, ModuleType) else None
+
+
+def _reduced_module(module: ModuleType) -> tuple[Any, ...] | None:
+    """Return how to make a module of the script, or find one such as ``torch.ops``; None for others."""
+    if type(module) is not ModuleType:
+        is_there = sys.modules.get(module.__name__) is module
+        return (importlib.import_module, (module.__name__,)) if is_there else None
+    if cloudpickle.cloudpickle._should_pickle_by_reference(module):  # noqa: SLF001 - no public spelling
+        return None
+    names = {name: value for name, value in vars(module).items() if name != "__builtins__"}
+    return ModuleType, (module.__name__,), names  # made before its names, as modules may import each other
 
 
 def _reduced_by_name(value: Any) -> tuple[Any, ...] | None:

@@ -1,5 +1,6 @@
 """A call that is computed for a comparison changes no file."""
 
+import importlib
 import io
 import logging
 import os
@@ -15,6 +16,7 @@ from samestep.autopilot.equivalence.effects import (
     WritesFileError,
     changing_no_files,
     quiet,
+    remove_temporary_folders,
     watch_effects,
     watched_logging,
     without_stdout,
@@ -38,6 +40,28 @@ def test_a_comparison_may_read_files_and_write_to_devices():
     watch_effects()
     with changing_no_files():
         Path(os.devnull).write_text(Path(__file__).read_text())
+
+
+def test_a_helper_imports_a_library_that_makes_a_temporary_folder_and_removes_it(tmp_path, monkeypatch):
+    libraries = tmp_path / "site-packages"
+    libraries.mkdir()
+    makes = "import tempfile\nFOLDER = tempfile.mkdtemp()\n"  # as wandb does
+    (libraries / "library_with_media.py").write_text(makes)
+    (tmp_path / "script_with_media.py").write_text(makes)
+    for folder in libraries, tmp_path:
+        monkeypatch.syspath_prepend(folder)
+
+    watch_effects(refuses_all=True)
+    try:
+        folder = Path(importlib.import_module("library_with_media").FOLDER)
+        with pytest.raises(WritesFileError):
+            importlib.import_module("script_with_media")
+        assert folder.is_dir()
+        remove_temporary_folders()
+    finally:
+        watch_effects()
+
+    assert not folder.exists()
 
 
 def test_a_message_that_a_library_logs_once_is_logged_by_the_scripts_call(monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Values of a script are pickled for helpers, also those that pickle itself refuses."""
 
 import builtins
+import importlib
 import pickle
 import sys
 import weakref
@@ -14,7 +15,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.utils import prune
 from typing_extensions import TypeAliasType, TypeVarTuple
 
-from samestep.autopilot.helpers.pickling import pickled, unpickled
+from samestep.autopilot.helpers.pickling import pickled, scripts_modules_by_value, unpickled
 
 
 def test_a_function_in_c_that_the_script_has_replaced_is_pickled_by_name(monkeypatch):
@@ -152,6 +153,21 @@ def test_a_function_that_a_library_has_made_shares_the_values_of_its_module(monk
     monkeypatch.setattr(prune, "collector", ContextVar("collector"), raising=False)
     monkeypatch.delattr(prune, "make")
     assert unpickled(pickled(make(), lambda _: None), lambda _: None)() is prune.collector
+
+
+def test_modules_of_the_script_that_import_each_other_are_pickled_by_value(tmp_path, monkeypatch):
+    nets, tools = tmp_path / "nets_beside.py", tmp_path / "tools_beside.py"
+    nets.write_text(
+        "import tools_beside\ndef one(): return 1\ndef forward(x): return tools_beside.twice(x)\n"
+    )
+    tools.write_text("import nets_beside\ndef twice(x): return x + x * nets_beside.one()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    forward = importlib.import_module(nets.stem).forward
+    with scripts_modules_by_value():
+        content = pickled(forward, lambda _: None)
+    for file in nets, tools:  # a helper does not have them
+        del sys.modules[file.stem]
+    assert unpickled(content, lambda _: None)(3) == 6
 
 
 class Refusing:
