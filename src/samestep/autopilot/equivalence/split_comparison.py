@@ -33,6 +33,7 @@ from samestep.autopilot.split.call_plans import (
     gatherings_for,
     kind_of,
     outcome,
+    place_of,
     slice_unknown_state,
     with_samples,
 )
@@ -298,7 +299,7 @@ class SplitComparison:
             gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
             if not gathered:
                 self.lacks_gathering = True
-                return f"its output{text(path[1:])} {NOT_GATHERED}"
+                return f"{place_of(path)} {NOT_GATHERED}"
             left[path] = [gathering for gathering, _ in gathered]
             gatherings[path], together[path] = gathered[0]
         if of_state:
@@ -331,7 +332,7 @@ class SplitComparison:
         values = {
             "its outputs have another structure": has_structure,
             f"its output{place or ''} is no tensor and may depend on the slice": place is None,
-            f"its output{text((marked or ())[1:])} has attributes beside its numbers": marked is None,
+            f"{place_of(marked or (0,))} has attributes beside its numbers": marked is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
         of_slice = "statistics or a state of its slice"  # the second as in spiking networks
@@ -527,7 +528,7 @@ class SampleCheck:
         for path, tensor in whole.outputs.items():
             if not whole.are_close(parts[path], tensor):
                 distance = _apart(parts[path], tensor)
-                return f"its output{text(path[1:])} differs{distance}"
+                return f"{place_of(path)} differs{distance}"
         name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
         if name is not None:
             return f"its buffer {name} differs"
