@@ -22,7 +22,7 @@ from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
-from samestep.autopilot.script.call_account import is_user_code
+from samestep.autopilot.script.call_account import MEASURED, is_user_code
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
     Gathering,
@@ -33,6 +33,7 @@ from samestep.autopilot.split.call_plans import (
     gatherings_for,
     kind_of,
     outcome,
+    place_of,
     slice_unknown_state,
     with_samples,
 )
@@ -93,9 +94,7 @@ class SplitTrace:
         """Return a reason with the difference that was found for it, if there is one."""
         difference = next((way.difference for way in self.tried if way.why == why and way.difference), None)
         return (
-            why
-            if difference is None
-            else f"{why}: it differs by {difference.distance:.2g} when the batch is split"
+            why if difference is None else f"{why}{MEASURED}{difference.distance:.2g} when the batch is split"
         )
 
 
@@ -298,7 +297,7 @@ class SplitComparison:
             gathered = self._gatherings_of(path, whole, part, split, all_of_them=keeps)
             if not gathered:
                 self.lacks_gathering = True
-                return f"its output{text(path[1:])} {NOT_GATHERED}"
+                return f"{place_of(path)} {NOT_GATHERED}"
             left[path] = [gathering for gathering, _ in gathered]
             gatherings[path], together[path] = gathered[0]
         if of_state:
@@ -331,7 +330,7 @@ class SplitComparison:
         values = {
             "its outputs have another structure": has_structure,
             f"its output{place or ''} is no tensor and may depend on the slice": place is None,
-            f"its output{text((marked or ())[1:])} has attributes beside its numbers": marked is None,
+            f"{place_of(marked or (0,))} has attributes beside its numbers": marked is None,
             f"it keeps a value that may depend on the slice ({name or elsewhere})": name is None,
         }
         of_slice = "statistics or a state of its slice"  # the second as in spiking networks
@@ -527,7 +526,7 @@ class SampleCheck:
         for path, tensor in whole.outputs.items():
             if not whole.are_close(parts[path], tensor):
                 distance = _apart(parts[path], tensor)
-                return f"its output{text(path[1:])} differs{distance}"
+                return f"{place_of(path)} differs{distance}"
         name = differing_buffer(self._run.before.buffers(), whole.buffers, whole.precision)
         if name is not None:
             return f"its buffer {name} differs"

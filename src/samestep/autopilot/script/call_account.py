@@ -169,6 +169,8 @@ FEWER = "fewer samples than workers"
 """The reason for a call that is unsplit because not every rank would get a sample."""
 LONGER_SPLIT = "it takes longer split"
 """The reason for a call that could be split, and is not, to save time."""
+MEASURED = ": it differs by "
+"""What precedes a measured difference in a reason."""
 IN_PARTS = "; its parts are split"
 """The end of the reason for an unsplit call of which calls of parts were split."""
 TOO_SHORT = (
@@ -284,7 +286,7 @@ class Account:
         unsplit = [
             f"{place}: {counted(count, 'call')} unsplit ({self._reason(place, why)})"
             for place, counts in self.counts.items()
-            for why, count in counts.items()
+            for why, count in _merged(counts).items()
         ]
         return [*split, *unsplit, *self.exceptions, *self.evidence, *self._advice()]
 
@@ -303,6 +305,16 @@ class Account:
             return [steps]
         short = sum(counts[LONGER_SPLIT] for counts in self.counts.values())
         return [TOO_SHORT] if 2 * short > self.split.total() + self.unsplit.total() else []
+
+
+def _merged(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of reasons; those that differ in a measured difference alone have the first text."""
+    texts: dict[str, str] = {}
+    merged = dict[str, int]()
+    for why, count in counts.items():
+        text = texts.setdefault(why.partition(MEASURED)[0], why)
+        merged[text] = merged.get(text, 0) + count
+    return merged
 
 
 def library_of(file: str) -> str:

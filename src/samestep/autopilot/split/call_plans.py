@@ -39,7 +39,7 @@ from samestep.hooks.raw_containers import (
     stored_fields,
     with_items,
 )
-from samestep.hooks.tensor_tree import Path, leaves, mapped
+from samestep.hooks.tensor_tree import Path, leaves, mapped, text
 from samestep.parallel.gradients.batch_norm import raise_now
 from samestep.ranks.world.protocol import World
 
@@ -395,6 +395,14 @@ def outcome(
     """
     kept = {side: getattr(module_parts.submodule(module, side[0]), side[1], None) for side in sides}
     return outputs, {side: _copied(value) for side, value in kept.items()}
+
+
+def place_of(path: Path) -> str:
+    """Return where a tensor of `outcome` is: in the outputs, or in an attribute of a module."""
+    if path[0] == 0:
+        return f"its output{text(path[1:])}"
+    side: Any = path[1]
+    return f"its attribute {'.'.join(filter(None, side))}{text(path[2:])}"
 
 
 def with_samples(

@@ -59,6 +59,8 @@ CALLABLE = (FunctionType, MethodType, staticmethod, classmethod, property, parti
 CACHED: Any = type(lru_cache(len))
 """The class of a function that `functools.lru_cache` or `functools.cache` has decorated."""
 _WITH_CODE = (*CALLABLE, CACHED)
+_OF_BUFFER = ("persistent", "_is_buffer")
+"""The attributes that torch gives to a tensor that is declared as a buffer."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that `nn.Module` itself defines."""
 
@@ -275,10 +277,15 @@ def walked(name: str, value: Any) -> Iterator[tuple[Key, Any]]:
 
 
 def marks_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that a script has set on a tensor, without those of torch's compiler."""
+    """Return the attributes that a script has set on a tensor, without those of torch."""
     # Most tensors have none, and each call asks for those of all weights.
     marks = vars(tensor)
-    return marks and {name: value for name, value in [*marks.items()] if not name.startswith("_dynamo")}
+    of_torch = _OF_BUFFER if "_is_buffer" in marks else ()
+    return marks and {
+        name: value
+        for name, value in [*marks.items()]
+        if not name.startswith("_dynamo") and name not in of_torch
+    }
 
 
 def _parts(value: Any) -> Parts:

@@ -72,10 +72,11 @@ class SavedState:
                 for undo in _saved(value)
             ),
         ]
-        tensors = {f"{name} of {place}": value for (place, name), value in values if type(value) is Tensor}
+        endings = _owners_in_words(module)
+        tensors = {name + endings[place]: value for (place, name), value in values if type(value) is Tensor}
         for (place, name), owner in unregistered:
             of_owner = module_parts.named_buffers(owner)
-            tensors |= {f"{name}.{buffer} of {place}": value for buffer, value in of_owner}
+            tensors |= {f"{name}.{buffer}{endings[place]}": value for buffer, value in of_owner}
         registered_weights = {*map(id, module_parts.parameters(module))}
         self.unregistered_weights = [
             *_distinct(
@@ -176,6 +177,12 @@ class SavedState:
             for name, key, value in _not_derived(self._module)
             if (ids := _ids(value)) and ids != self._tensors.get((name, key))
         }
+
+
+def _owners_in_words(module: nn.Module) -> list[str]:
+    """Return the text after the name of a value for each place in the keys of `reached`; the last is -1."""
+    names = {id(part): name and f" of {name}" for name, part in module_parts.named_modules(module)}
+    return [*(names[id(part)] for part in modules_of(module)), " outside of the model"]
 
 
 def _saved_modules(parts: Iterable[nn.Module]) -> Iterator[Undo]:

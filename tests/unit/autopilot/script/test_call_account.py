@@ -11,6 +11,7 @@ from torch import nn
 
 import samestep
 from samestep.autopilot.script.call_account import (
+    MEASURED,
     Account,
     StepCosts,
     calling_site,
@@ -144,6 +145,15 @@ def test_the_report_has_a_line_for_each_reason():
         "2 calls unsplit (few)",
         "1 call unsplit (a hook)",
     ]
+
+
+def test_reasons_that_differ_in_a_measured_difference_have_one_line():
+    """Each batch of a mixture of experts differs by another number."""
+    account = Account(size=2)
+    for distance in "5.6", "5.8":
+        account.note_unsplit("Experts at train.py:3", f"its output{MEASURED}{distance}")
+    account.note_unsplit("Experts at train.py:3", "it prints")
+    assert [line.count("2 calls") for line in account.lines()] == [1, 0]
 
 
 class Training:

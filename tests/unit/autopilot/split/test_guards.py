@@ -201,6 +201,14 @@ def test_attributes_of_the_compiler_are_none_of_the_script():
     assert recognized(module, Reach.of(module), CallArguments((batch,))) is not None
 
 
+def test_a_buffer_made_by_its_class_has_no_attributes_of_the_script():
+    """`nn.Buffer` marks the tensor, and a rotary embedding passes its own to the layers."""
+    module, table = nn.Linear(2, 2), nn.Buffer(torch.ones(4, 2), persistent=False)
+    assert recognized(module, Reach.of(module), CallArguments((torch.ones(4, 2), table))) is None
+    table.kind = "night"
+    assert recognized(module, Reach.of(module), CallArguments((torch.ones(4, 2), table))) is not None
+
+
 def test_a_configuration_may_have_a_logger():
     """Only this finds the stream of a logger's handler as one that the call may use up."""
     log = logging.getLogger(__name__)

@@ -217,3 +217,11 @@ def test_a_cache_keeps_its_earlier_results_only(monkeypatch, maxsize):
     before.restore()
     assert drawn(2) is known
     assert drawn.cache_info().currsize == 1
+
+
+def test_a_tensor_that_no_module_registers_has_the_name_that_the_script_uses():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module.inactive, module[0].seen = torch.zeros(2), torch.zeros(2)
+    names = SavedState(module).buffers().keys()
+    assert "inactive" in names
+    assert "seen of 0" in names  # of the submodule "0"
