@@ -146,6 +146,17 @@ def test_the_report_has_a_line_for_each_reason():
     ]
 
 
+def test_reasons_that_differ_in_sizes_have_one_line_and_those_of_other_lines_do_not():
+    account = Account()
+    for why in ("size 12 of 2.5e-07 (net.py:3)", "size 9 of 0.4 (net.py:3)", "size 9 of 0.4 (net.py:4)"):
+        account.note_unsplit("Net at train.py:3", why)
+
+    assert [line.split(": ", 1)[1] for line in account.lines()] == [
+        "2 calls unsplit (size 12 of 2.5e-07 (net.py:3))",
+        "1 call unsplit (size 9 of 0.4 (net.py:4))",
+    ]
+
+
 class Training:
     """A training whose steps take given seconds by a clock of its own."""
 
