@@ -41,6 +41,7 @@ from samestep.autopilot.equivalence.unsplit_call import MAKES_LEAF, SPARSE, Modu
 from samestep.autopilot.script.call_account import FEWER
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims, candidates
 from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcome
+from samestep.autopilot.split.call_signatures import are_few, sizes_of
 from samestep.autopilot.split.gradients import (
     TrainsError,
     averages,
@@ -269,8 +270,7 @@ class EquivalenceCheck:
         of_list = next((why for why, way in tried if LIST in way.values()), None)
         if of_list is not None:
             return f"its samples are in a list, and {of_list}"
-        first = next((tensor.size(0) for _, tensor in self._call.arguments.tensors()), 0)
-        if not reasons or first < self._world.place.size:
+        if not reasons or are_few(sizes_of(self._call.arguments), self._world.place.size):
             return FEWER
         # Of the way that splits most inputs, and of these the first: other ways may split time.
         return max(tried, key=lambda reason_and_way: len(reason_and_way[1]))[0]

@@ -22,7 +22,7 @@ from samestep.autopilot.equivalence.effects import quiet
 from samestep.autopilot.equivalence.positions import CheckedPositions
 from samestep.autopilot.equivalence.rounding import Difference, close, differing_buffer
 from samestep.autopilot.equivalence.unsplit_call import ModuleRun, UnsplitCall, eagerly
-from samestep.autopilot.script.call_account import MEASURED, is_user_code
+from samestep.autopilot.script.call_account import is_user_code
 from samestep.autopilot.split.call_arguments import LIST, CallArguments, Dims
 from samestep.autopilot.split.call_plans import (
     Gathering,
@@ -94,7 +94,9 @@ class SplitTrace:
         """Return a reason with the difference that was found for it, if there is one."""
         difference = next((way.difference for way in self.tried if way.why == why and way.difference), None)
         return (
-            why if difference is None else f"{why}{MEASURED}{difference.distance:.2g} when the batch is split"
+            why
+            if difference is None
+            else f"{why}: it differs by {difference.distance:.2g} when the batch is split"
         )
 
 

@@ -49,7 +49,7 @@ from samestep.autopilot.split.call_plans import (
     continues,
     outcome,
 )
-from samestep.autopilot.split.call_signatures import CallSignatures, Signature, sizes_of
+from samestep.autopilot.split.call_signatures import CallSignatures, Signature, are_few, sizes_of
 from samestep.autopilot.split.guards import Attributes, Reach, hooked_module, observer, recognized, unfollowed
 from samestep.autopilot.split.operations import OtherBranchError
 from samestep.autopilot.split.shared_memory import with_views
@@ -173,6 +173,8 @@ class MainCalls:
         kind = self._short_calls.begin(module, arguments)
         if kind.is_unsplit and kind.calls:  # first, since these calls are short
             return self._saving_time(call, kind)
+        if kind.has_few:
+            return self._unsplit(call, FEWER)
         known = self._known.setdefault(module, ModuleCalls())
         self.exchange.recover()
         state = self._obstacle(call) or self._state_of(call, known)
@@ -194,7 +196,9 @@ class MainCalls:
         if (checking := calls.check_of(arguments)) is not None:
             return self._unsplit_beside(call, checking, plain, signature)
         if calls.state is not State.SPLIT or not calls.sizes.may_be_split(arguments):
-            return self._unsplit(call, calls.sizes.why(arguments, calls.why), in_parts=calls.splits_parts)
+            why = calls.sizes.why(arguments, calls.why)
+            kind.has_few = why == FEWER and are_few(sizes_of(arguments), self._size)
+            return self._unsplit(call, why, in_parts=calls.splits_parts)
         is_due = self._is_comparison_due(call, plain, signature)
         outputs = self._by_plan(call, calls, kind, state, unsplit, is_compared=is_due)
         if is_checked:

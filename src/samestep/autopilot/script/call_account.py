@@ -6,7 +6,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -169,8 +169,6 @@ FEWER = "fewer samples than workers"
 """The reason for a call that is unsplit because not every rank would get a sample."""
 LONGER_SPLIT = "it takes longer split"
 """The reason for a call that could be split, and is not, to save time."""
-MEASURED = ": it differs by "
-"""What precedes a measured difference in a reason."""
 IN_PARTS = "; its parts are split"
 """The end of the reason for an unsplit call of which calls of parts were split."""
 TOO_SHORT = (
@@ -178,6 +176,8 @@ TOO_SHORT = (
     "it with -n 1, or with larger batches"
 )
 """The advice for a script most of whose calls take longer split."""
+_NUMBER = re.compile(r"(?<![\w.:])\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+"""A number in a reason, as a size or a difference; not one of a line or a name."""
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _INSTALLED = re.compile("|".join(map(re.escape, _PACKAGE_FOLDERS)))
 _STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
@@ -283,12 +283,18 @@ class Account:
     def lines(self) -> list[str]:
         """Return the report: a line for each module, line and reason."""
         split = [f"{place}: {counted(count, 'call')} split" for place, count in self.split.items()]
-        unsplit = [
-            f"{place}: {counted(count, 'call')} unsplit ({self._reason(place, why)})"
-            for place, counts in self.counts.items()
-            for why, count in _merged(counts).items()
-        ]
-        return [*split, *unsplit, *self.exceptions, *self.evidence, *self._advice()]
+        return [*split, *self._unsplit_lines(), *self.exceptions, *self.evidence, *self._advice()]
+
+    def _unsplit_lines(self) -> Iterator[str]:
+        """Yield the lines of unsplit calls: one for reasons that differ in numbers only, as sizes."""
+        for place, counts in self.counts.items():
+            first: dict[str, str] = {}
+            calls: Counter[str] = Counter()
+            for why, count in counts.items():
+                reason = self._reason(place, why)
+                calls[first.setdefault(_NUMBER.sub("", reason), reason)] += count
+            for reason, count in calls.items():
+                yield f"{place}: {counted(count, 'call')} unsplit ({reason})"
 
     def _reason(self, place: str, why: str) -> str:
         """Return the reason for unsplit calls, with the measured times of those that take longer split."""
@@ -305,16 +311,6 @@ class Account:
             return [steps]
         short = sum(counts[LONGER_SPLIT] for counts in self.counts.values())
         return [TOO_SHORT] if 2 * short > self.split.total() + self.unsplit.total() else []
-
-
-def _merged(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of reasons; those that differ in a measured difference alone have the first text."""
-    texts: dict[str, str] = {}
-    merged = dict[str, int]()
-    for why, count in counts.items():
-        text = texts.setdefault(why.partition(MEASURED)[0], why)
-        merged[text] = merged.get(text, 0) + count
-    return merged
 
 
 def library_of(file: str) -> str:

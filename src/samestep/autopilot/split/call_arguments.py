@@ -33,10 +33,17 @@ A guess."""
 _DEEPEST = 4  # depth of the arguments to which lists of samples are searched: a guess
 
 
-def lists_of_alike(value: Any) -> dict[Path, list[list[tuple[Path, Tensor]]]]:
-    """Return the lists and tuples of parts with tensors in the same form, as the tensors of each part."""
+def lists_of_alike(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+) -> dict[Path, list[list[tuple[Path, Tensor]]]]:
+    """Return the lists and tuples of parts with tensors in the same form, as the tensors of each part.
+
+    They are among the arguments: the positional arguments themselves are inputs of a model, however alike.
+    """
     lists: dict[Path, list[list[tuple[Path, Tensor]]]] = {}
-    waiting: list[tuple[Path, Any]] = [((key,), part) for key, part in parts_of(value)]
+    waiting: list[tuple[Path, Any]] = [
+        ((place, key), part) for place, either in enumerate(arguments) for key, part in parts_of(either)
+    ]
     while waiting:
         path, value = waiting.pop(0)
         parts: list[tuple[Path, Any]] = [((*path, key), part) for key, part in parts_of(value)]

@@ -88,7 +88,8 @@ It is a guess, as the numbers below: modes and flags have few values, and counte
 MOST_INTERVALS = 32
 """Combinations of intervals of one signature that are all checked: a list of lengths has ever new ones."""
 MOST_FAILED_SIZES = 3
-"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently."""
+"""Sizes of calls of one signature that are checked before the signature stays unsplit permanently; those of
+single samples, with which a policy acts, are counted alone."""
 MOST_SPLIT_SIZES = 4
 """Sizes of split calls of one signature that are all checked; then one whenever their number doubles."""
 
@@ -302,7 +303,8 @@ class CheckedSizes:
         if sizes in self._known:
             return False
         if total is None:
-            if len(self._known) >= MOST_FAILED_SIZES:
+            has_few = are_few(sizes, ranks)
+            if sum(are_few(known, ranks) == has_few for known in self._known) >= MOST_FAILED_SIZES:
                 return False
         elif total < ranks:
             return False
@@ -355,3 +357,8 @@ def _single_dims(arguments: CallArguments, dims: Dims) -> frozenset[tuple[Path, 
 def sizes_of(arguments: CallArguments) -> Sizes:
     """Return the shapes of the tensors among the arguments."""
     return tuple(tensor.shape for _, tensor in arguments.tensors())
+
+
+def are_few(sizes: Sizes, ranks: int) -> bool:
+    """Return whether a call of these sizes has fewer samples than ranks, as far as its first tensor shows."""
+    return bool(sizes) and sizes[0][0] < ranks

@@ -63,6 +63,8 @@ class CallKind:
     """The number of calls that were split, or that could have been split."""
     is_short: bool = False
     """Whether the calls have turned out to take longer split."""
+    has_few: bool = False
+    """Whether they have fewer samples than workers: then no state of the module lets them be split."""
     is_timed: bool = False
     began: float = 0.0
     seconds: list[float] = field(default_factory=list)

@@ -11,7 +11,6 @@ from torch import nn
 
 import samestep
 from samestep.autopilot.script.call_account import (
-    MEASURED,
     Account,
     StepCosts,
     calling_site,
@@ -147,13 +146,15 @@ def test_the_report_has_a_line_for_each_reason():
     ]
 
 
-def test_reasons_that_differ_in_a_measured_difference_have_one_line():
-    """Each batch of a mixture of experts differs by another number."""
-    account = Account(size=2)
-    for distance in "5.6", "5.8":
-        account.note_unsplit("Experts at train.py:3", f"its output{MEASURED}{distance}")
-    account.note_unsplit("Experts at train.py:3", "it prints")
-    assert [line.count("2 calls") for line in account.lines()] == [1, 0]
+def test_reasons_that_differ_in_sizes_have_one_line_and_those_of_other_lines_do_not():
+    account = Account()
+    for why in ("size 12 of 2.5e-07 (net.py:3)", "size 9 of 0.4 (net.py:3)", "size 9 of 0.4 (net.py:4)"):
+        account.note_unsplit("Net at train.py:3", why)
+
+    assert [line.split(": ", 1)[1] for line in account.lines()] == [
+        "2 calls unsplit (size 12 of 2.5e-07 (net.py:3))",
+        "1 call unsplit (size 9 of 0.4 (net.py:4))",
+    ]
 
 
 class Training:

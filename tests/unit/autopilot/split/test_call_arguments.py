@@ -56,6 +56,12 @@ def test_a_list_of_inputs_is_split_with_the_samples():
     assert ways([x, adjacency])[0] == {(0, 0, 0): 0}
 
 
+def test_positional_arguments_are_no_list_of_samples():
+    x, y, basis, scale = torch.ones(6, 5), torch.ones(6, 3), torch.ones(5, 5), torch.ones(1, 3)
+    assert ways(x, basis, y, scale)[0] == {(0, 0): 0, (0, 2): 0}
+    assert not any(LIST in way.values() for way in ways(x, y, x, y))
+
+
 def test_other_inputs_are_split_beside_a_list():
     weights = [torch.ones(5, size) for size in (4, 7, 8, 9)]
     assert ways(torch.ones(6, 5), weights)[0] == {(0, 0): 0}

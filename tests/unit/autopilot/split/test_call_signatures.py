@@ -196,6 +196,15 @@ def test_a_signature_without_a_plan_is_checked_for_some_sizes_only():
     assert sum(sizes.are_checked(of(count), None, 2) for count in range(4, 20)) == MOST_FAILED_SIZES
 
 
+def test_calls_of_a_policy_that_acts_leave_the_check_of_its_training():
+    """Catches a training that stays unsplit since calls of single samples, of some lengths, had failed."""
+    sizes = CheckedSizes()
+    acts = [CallArguments((torch.ones(1, length, 3),)) for length in range(2, 9)]
+
+    assert sum(sizes.are_checked(given, None, 2) for given in acts) == MOST_FAILED_SIZES
+    assert sizes.are_checked(CallArguments((torch.ones(8, 9, 3),)), None, 2)
+
+
 def test_the_first_list_with_other_largest_parts_in_each_slice_is_checked():
     sizes = CheckedSizes()
     equal = [[count] * 4 for count in range(1, 6)]
