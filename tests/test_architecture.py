@@ -37,6 +37,7 @@ CAUGHT = {
     "StepLimitReached": "ends a recipe that is measured",
     "TrainsError": "the call is not split",
     "UnmatchedParametersError": "parameters are compared without their names",
+    "UnsentError": "the call is not split",
     "WritesFileError": "the call is not split",
     "_NotExtrapolated": "becomes UsageError",
     "FormatError": "becomes UsageError",

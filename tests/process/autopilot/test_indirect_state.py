@@ -10,7 +10,10 @@ import warnings
 import weakref
 from collections import defaultdict
 from configparser import ConfigParser
+from contextlib import nullcontext
 from functools import cached_property, partialmethod, singledispatch
+from queue import Queue
+from threading import Event, Lock
 from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
@@ -517,6 +520,18 @@ def closure():
     return Scaled(torch.compile(scale, backend="eager")), change
 
 
+class Guarded(Scaled):
+    """Has objects of which no other process can have a copy, and reads one of them on request."""
+
+    def __init__(self, *, uses=False):
+        super().__init__(read_factor)
+        self.lock, self.queue, self.event, self.uses = Lock(), Queue(), Event(), uses
+
+    def forward(self, x):
+        with self.lock if self.uses else nullcontext():
+            return self.linear(x) * read_factor()
+
+
 CASES = {
     "decorated": lambda: (Decorated(None), by_name),
     "compiled": lambda: (Compiled(None), by_name),
@@ -556,6 +571,8 @@ CASES = {
     "dict of attributes": lambda: (OfRecord(Record(factor=1.0)), in_record),
     "configuration": lambda: (Configured(configuration()), in_configuration),
     "weak reference": lambda: (Parent(), in_parent),
+    "locks that no call uses": lambda: (Guarded(), by_name),
+    "lock": lambda: (Guarded(uses=True), by_name),
 }
 
 
@@ -583,12 +600,20 @@ def trained(_, case, helpers):
         return losses, account.lines()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "tensor on a weight"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("tensor on a weight", "lock")])
 def test_a_factor_that_changes_reaches_helpers(processes, case):
     ((alone, _),) = processes.run(trained, 1, case, 0)
     ((found, account),) = processes.run(trained, 1, case, 1)
     assert found == pytest.approx(alone, rel=1e-12)
     assert [line for line in account if f"{STEPS} calls split" in line], account
+
+
+def test_a_call_that_uses_a_lock_is_unsplit(processes):
+    """Only this finds a copy of a lock in helpers, which would exclude nobody."""
+    ((alone, _),) = processes.run(trained, 1, "lock", 0)
+    ((found, account),) = processes.run(trained, 1, "lock", 1)
+    assert found == pytest.approx(alone, rel=1e-12)
+    assert [line for line in account if "Guarded" in line and f"{STEPS} calls unsplit" in line], account
 
 
 def test_a_call_that_reads_a_tensor_on_a_weight_is_unsplit_from_then_on(processes):

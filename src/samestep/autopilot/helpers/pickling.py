@@ -77,8 +77,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             or _reduced_by_name(value)
             or _reduced_type(value)
             or _reduced_object(value)
+            or self._reduced_unsent(value)
         )
         return super().reducer_override(value) if reduced is None else reduced
+
+    def _reduced_unsent(self, value: Any) -> tuple[Any, ...] | None:
+        """Return a stand-in for an object in C that pickle refuses, or a method of it; None for others."""
+        owner = value.__self__ if isinstance(value, BuiltinFunctionType) else value
+        return (Unsent, (type(owner).__name__,)) if self._is_refused(owner) else None
+
+    def _is_refused(self, value: Any) -> bool:
+        kind: Any = type(value)
+        methods = kind.__reduce_ex__, kind.__reduce__
+        if (
+            kind.__dictoffset__
+            or kind in self.dispatch_table
+            or isinstance(value, (type, FunctionType, ModuleType))
+            or methods != (object.__reduce_ex__, object.__reduce__)
+        ):
+            return False
+        try:
+            value.__reduce_ex__(5)
+        except TypeError:
+            return True
+        return False
 
     def _dynamic_function_reduce(self, function: FunctionType) -> Any:
         """See `cloudpickle.Pickler`, which needs the annotations of each function."""
@@ -205,6 +227,30 @@ def _operators(qualified: str) -> Any:
     """Return an operator of ``torch.ops`` by a name such as ``aten::add``."""
     library, name = qualified.split("::")
     return getattr(getattr(torch.ops, library), name)
+
+
+class UnsentError(Exception):
+    """A slice uses an object that helpers do not get."""
+
+
+def _refuse(unsent: "Unsent", *_: object) -> Any:
+    raise UnsentError(f"it uses an object that no other process can have: {unsent.kind}")
+
+
+class Unsent:
+    """An object of a helper in place of one that cannot be sent; a slice that uses it fails.
+
+    A module may have a lock that no call uses. A copy of it would be another lock, which nobody releases.
+
+    Args:
+        kind: the name of the object's class.
+    """
+
+    __slots__ = ("kind",)
+    __getattr__ = __enter__ = __exit__ = __bool__ = _refuse  # calling it and the like are errors anyway
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
 
 class _Lost:
