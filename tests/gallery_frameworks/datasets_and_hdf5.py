@@ -5,6 +5,7 @@ from pathlib import Path
 
 import datasets
 import h5py
+import pandas as pd
 import torch
 from tokenizers import Tokenizer, models
 from torch import nn
@@ -17,6 +18,8 @@ rows = rows.map(lambda row: {"y": [sum(row["x"])]}).with_format("torch")
 Path("run").mkdir()
 Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save("run/tokenizer.json")
 print(Tokenizer.from_file("run/tokenizer.json").encode("b").ids)
+pd.DataFrame({"loss": [0.5]}).to_parquet("run/losses.parquet")
+print(pd.read_parquet("run/losses.parquet"))
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for batch in torch.utils.data.DataLoader(rows, batch_size=16):

@@ -35,7 +35,7 @@ Call: TypeAlias = Callable[..., Any]
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = (str, bytes, os.PathLike)
-_FIRST = ("file", "path", "filename", "name", "src", "source", "database")
+_FIRST = ("file", "path", "filename", "name", "src", "source", "where", "input_file", "database")
 """The keywords by which functions take a path that is their first argument, or that of a method."""
 _inside = threading.local()
 
@@ -98,8 +98,8 @@ def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | Non
     )
 
 
-def _of_hdf5(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
-    """Parse the arguments of the initializer of `h5py.File`, whose mode ``w-`` is the ``x`` of `open`."""
+def _of_initializer(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
+    """Parse the arguments of the initializer of a file; ``w-`` of `h5py` is the mode ``x`` of `open`."""
     mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
     access = _of_mode(args[1:], {"mode": "x" if mode == "w-" else mode or "r"})
     return None if access is None else replace(access, at=1, close=None)
@@ -179,24 +179,37 @@ def _table() -> list[tuple[Any, str, str | Parse]]:
 
 
 def _table_of_libraries() -> Mapping[str, Sequence[tuple[str, str, Parse]]]:
-    """Return the redirected functions of libraries in C that samestep does not import: owner, name, parser.
+    """Return the redirected functions of libraries in C that samestep does not import.
 
     Some of them read what Python writes, as Arrow does with data sets.
+
+    Returns:
+        for each module, once it is imported: owner, name, parser.
     """
-    reads, overwrites = _accessing("read"), _accessing("write", truncates=True)
-    return {
-        "pyarrow": [
-            ("pyarrow", "memory_map", _of_mode),
-            ("pyarrow", "input_stream", reads),
-            ("pyarrow", "output_stream", overwrites),
-        ],
-        "h5py": [("h5py:File", "__init__", _of_hdf5)],
-        "tokenizers": [
-            ("tokenizers:Tokenizer", "from_file", reads),
-            ("tokenizers:Tokenizer", "save", _accessing("write", 1, truncates=True)),
-        ],
-        "cv2": [("cv2", "imread", reads), ("cv2", "imwrite", overwrites)],
+    reads, reads_second = _accessing("read"), _accessing("read", 1)
+    overwrites, overwrites_second = (_accessing("write", at, truncates=True) for at in (0, 1))
+    names: Mapping[str, Mapping[str, Parse]] = {
+        "pyarrow": {
+            "memory_map": _of_mode,
+            "input_stream": reads,
+            "output_stream": overwrites,
+            "OSFile": _of_mode,
+        },
+        "pyarrow.csv": {"read_csv": reads, "open_csv": reads, "write_csv": overwrites_second},
+        "pyarrow.json": {"read_json": reads},
+        "pyarrow.parquet": {"read_table": reads, "write_table": overwrites_second},
+        "pyarrow.parquet:ParquetFile": {"__init__": reads_second},
+        "pyarrow.parquet:ParquetWriter": {"__init__": overwrites_second},
+        "h5py:File": {"__init__": _of_initializer},
+        "soundfile:SoundFile": {"__init__": _of_initializer},
+        "tokenizers:Tokenizer": {"from_file": reads, "save": overwrites_second},
+        "cv2": {"imread": reads, "imwrite": overwrites},
     }
+    table: dict[str, list[tuple[str, str, Parse]]] = {}
+    for owner, functions in names.items():
+        of_module = table.setdefault(owner.partition(":")[0], [])
+        of_module += [(owner, name, parse) for name, parse in functions.items()]
+    return table
 
 
 def find_references() -> None:
@@ -236,7 +249,25 @@ def _redirect_library(functions: Sequence[tuple[str, str, Parse]], handler: Any,
 
 def _redirected(original: Any, name: str, handler: Any, how: str | Parse) -> Any:
     call = _redirecting(original, handler, how)
+    if isinstance(original, type):
+        return _Calling(original.__name__, (), {"original": original, "call": staticmethod(call)})
     return staticmethod(call) if name == "from_file" else call
+
+
+class _Calling(type):
+    """The type of a class that stands for another: to call it calls a function."""
+
+    original: type
+    call: Call
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.call(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.original)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, cls.original)
 
 
 def _redirecting(original: Any, handler: Any, how: str | Parse) -> Any:

@@ -145,12 +145,9 @@ def memory_map(path, mode="r"):
     return posix.read(posix.open(path, posix.O_RDONLY), 10)
 
 
-def input_stream(source):
-    return memory_map(source)
-
-
-def output_stream(source):
-    return posix.open(source, posix.O_WRONLY | posix.O_CREAT)
+class OSFile:
+    def __init__(self, path, mode="r"):
+        self.number = posix.open(path, posix.O_WRONLY | posix.O_CREAT if mode == "w" else posix.O_RDONLY)
 """
 
 
@@ -162,7 +159,9 @@ def test_a_library_in_c_reads_and_writes_the_files_of_the_script(overlay, tmp_pa
         arrow = importlib.import_module("pyarrow")  # within the block, as a script imports it
         Path("cache.arrow").write_text("rows")
         assert arrow.memory_map("cache.arrow") == b"rows"
-        os.close(arrow.output_stream("new.arrow"))
+        file = arrow.OSFile("new.arrow", "w")
+        os.close(file.number)
+        assert isinstance(file, arrow.OSFile)
     assert real_files() == ["before.txt"]
     with pytest.raises(FileNotFoundError):
         arrow.memory_map("cache.arrow")
