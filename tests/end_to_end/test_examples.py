@@ -97,7 +97,7 @@ def test_an_example_gives_its_serial_output_on_two_workers(script, words, digits
 
     assert printed[0].count("\n") >= 3
     assert difference(*printed, digits=digits) is None, printed
-    assert " split" in ended.err
+    assert re.search(r"\d calls? split$", ended.err, re.MULTILINE), ended.err
 
 
 def test_the_list_of_examples_is_complete():

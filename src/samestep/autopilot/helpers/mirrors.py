@@ -545,6 +545,8 @@ class Mirrors:
         except Exception as error:  # noqa: BLE001 - of any object of the script
             why = one_line(str(error))
             raise MirrorError(f"it cannot be sent to helpers ({type(error).__name__}: {why})") from None
+        if any(isinstance(value, Tensor) and id(value) not in numbers for value in state.objects):
+            raise MirrorError("it has a tensor that is not sent with it: a class defines how it is pickled")
         if before is not None:
             self._unshared |= {id(before.tensors[place]) for place in before.is_written}
         norms = (part for part in module_parts.modules(module) if isinstance(part, _NormBase))

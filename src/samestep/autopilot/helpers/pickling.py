@@ -284,7 +284,7 @@ def _reduced_object(value: Any) -> tuple[Any, ...] | None:
         return empty, (type(value), setting_of(value)), state, None, None, _fill
     if isinstance(value, nn.Module) and parametrize.is_parametrized(value):
         return _parametrized, (type(value).__mro__[1], vars(value))
-    if _reads_fields(type(value)) or _refuses(value):
+    if _reads_fields(type(value)) or _refuses(value) or _saves_itself(value):
         return _without_fields, (type(value),), fields_of(value), None, None, restore_fields
     return None
 
@@ -320,6 +320,18 @@ def _refuses(value: Any) -> bool:
     except Exception:  # noqa: BLE001 - of any object of the script
         return True
     return False
+
+
+def _saves_itself(value: Any) -> bool:
+    """Return whether a module of another library than torch, or of the script, defines how it is pickled.
+
+    Keras saves a model into bytes, with copies of its weights; helpers need the weights themselves.
+    """
+    if not isinstance(value, nn.Module):
+        return False
+    owners = (owner for owner in type(value).__mro__ if owner is not object)
+    saving = [owner for owner in owners if {"__reduce__", "__reduce_ex__"} & vars(owner).keys()]
+    return any(owner.__module__.partition(".")[0] != "torch" for owner in saving)
 
 
 def _without_fields(kind: type) -> Any:

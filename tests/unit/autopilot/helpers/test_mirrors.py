@@ -9,9 +9,10 @@ from collections import ChainMap, UserDict, UserList
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
-from samestep.autopilot.helpers.mirrors import MirrorError, MirrorState
+from samestep.autopilot.helpers.mirrors import MirrorError, Mirrors, MirrorState
 
 
 def kept():
@@ -124,3 +125,20 @@ def test_the_state_of_a_mirror_keeps_no_module():
     del module
     gc.collect()
     assert reference() is None
+
+
+class SavesRows:
+    """Is pickled with a copy of its tensor."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getstate__(self):
+        return {"rows": torch.tensor(self.rows.tolist())}
+
+
+def test_a_module_with_a_tensor_that_is_not_sent_has_no_mirror():
+    """A helper would have a copy of the tensor, which no later write changes."""
+    model = Reads(SavesRows(torch.ones(2)))
+    with pytest.raises(MirrorError, match="not sent"):
+        Mirrors(None).mirrored(model, MirrorState.now(model))
