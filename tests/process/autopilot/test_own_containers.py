@@ -4,6 +4,7 @@ import random
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 
+import networkx as nx
 import pytest
 import torch
 from torch import nn
@@ -207,3 +208,38 @@ def train_with_hidden():
 def test_a_module_in_a_list_is_as_under_python(run):
     found, *_ = run(2, train_with_hidden)
     assert found == pytest.approx(train_with_hidden(), rel=1e-9)
+
+
+class Charts(nn.Module):
+    """Keeps an object of a library, to which calls add a node, a tensor in it, and a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.chart = nn.Linear(5, 4), nx.Graph()
+        self.chart.graph["total"] = torch.zeros(1)
+        self.chart.weight = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        self.chart.add_node(len(self.chart))
+        self.chart.graph["total"] += 1
+        with torch.no_grad():
+            self.chart.weight += 1
+        return self.layer(x)
+
+
+def train_with_chart():
+    """Return losses, and what the calls have left in the object."""
+    torch.manual_seed(0)
+    model, found = Charts().double(), []
+    for _ in range(4):
+        loss = F.cross_entropy(model(torch.randn(7, 5, dtype=torch.float64)), torch.randint(0, 4, (7,)))
+        loss.backward()
+        left = model.chart.graph["total"].item(), model.chart.weight.item(), len(model.chart)
+        found += [loss.item(), *left]
+    return found
+
+
+def test_an_object_of_a_library_is_as_under_python(run):
+    """Each comparison of a check had left its changes in such an object."""
+    found, *_ = run(2, train_with_chart)
+    assert found == pytest.approx(train_with_chart(), rel=1e-9)

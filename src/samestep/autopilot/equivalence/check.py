@@ -50,7 +50,7 @@ from samestep.autopilot.split.gradients import (
     training_nothing,
     unaveraged,
 )
-from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice, python_state
+from samestep.autopilot.split.guards import Attributes, changed, counters, kept_of_slice
 from samestep.autopilot.split.sharded_autograd import keeps_objects, python_nodes
 from samestep.autopilot.split.slice_call import Forward
 from samestep.autopilot.split.slice_context import recomputations
@@ -513,7 +513,7 @@ class EquivalenceCheck:
         with precise, quiet():
             why = self._other_gradients(result, arguments, whole, expected)
         self._reads_late |= recomputations.number > recomputed
-        left = changed(run.left, python_state(self._call.module))
+        left = changed(run.left, run.state())
         name = expected.written or kept_of_slice(expected.kept, left, arguments.total(dims) or 0)
         if not why and not self._comparison.agreed(name is None):
             return f"its backward keeps a number of its slice ({name or 'on another worker'})"
@@ -540,7 +540,7 @@ class EquivalenceCheck:
         except Exception:  # a backward of the script may release what it needs, and runs only once
             if not of_factors:
                 raise
-        kept = changed(run.left, python_state(self._call.module))
+        kept = changed(run.left, run.state())
         return _Expected(factors[: len(of_factors)], of_factors, run.before.changed_since(held), kept)
 
     def _gradients(

@@ -38,7 +38,7 @@ from samestep.autopilot.split.call_plans import (
     with_samples,
 )
 from samestep.autopilot.split.gradients import training_nothing
-from samestep.autopilot.split.guards import changed, kept_of_slice, python_state, returned_of_slice
+from samestep.autopilot.split.guards import changed, kept_of_slice, returned_of_slice
 from samestep.autopilot.split.loss_reduction import read_reduction, watching_reductions
 from samestep.autopilot.split.operations import Operation, OperationRecorder
 from samestep.autopilot.split.random_draws import FUSED_ATTENTION, DrawPlan, InferredDraws
@@ -325,7 +325,7 @@ class SplitComparison:
         has_structure = parts.keys() == whole.outputs.keys() and run.before.left().keys() <= set(whole.sides)
         place = returned_of_slice(whole.returned, outputs, total)
         marked = next((path for path, part in parts.items() if type(part) is Tensor and marks_of(part)), None)
-        name = kept_of_slice(whole.left, changed(run.left, python_state(self.module)), total)
+        name = kept_of_slice(whole.left, changed(run.left, run.state()), total)
         buffer = differing_buffer(run.before.buffers(), whole.buffers, whole.precision)
         is_drawn = RngState.now(self._world.device).same(whole.drawn)
         elsewhere = "on another worker"

@@ -21,14 +21,15 @@ from samestep.autopilot.equivalence.rounding import (
 )
 from samestep.autopilot.split.call_arguments import CallArguments, Dims
 from samestep.autopilot.split.call_plans import outcome
-from samestep.autopilot.split.guards import Attributes, changed, python_state
+from samestep.autopilot.split.guards import Attributes, changed, python_state, state_of
 from samestep.autopilot.split.random_draws import DrawRecord, DrawRecorder
 from samestep.autopilot.split.slice_call import WRITES_INPUT, Forward, versions_of
 from samestep.autopilot.split.slice_context import unseen_by_layers
-from samestep.autopilot.state.reachable_state import is_compiled
+from samestep.autopilot.state.reachable_state import PLAIN, is_compiled, reached
 from samestep.autopilot.state.sample_reads import Reads, SampleReads
-from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput
+from samestep.autopilot.state.saved_state import SavedArguments, SavedState, SideOutput, stored_in_libraries
 from samestep.hooks import module_parts
+from samestep.hooks.object_graph import Key
 from samestep.hooks.random_draws import RngState
 from samestep.hooks.tensor_tree import Path, leaves
 
@@ -52,7 +53,9 @@ class UnsplitCall:
     # the reason why it cannot be split, if it writes into its arguments, into its parameters, or into buffers
     # without an effect that could be compared, or if it makes a leaf of the graph
     writes: str
-    rewrites: bool  # whether the call has changed tensors of the module in place, beside those of batch norm
+    # whether the call has changed tensors of the module in place, beside those of batch norm, or an object of
+    # a library
+    rewrites: bool
     printed: bool  # whether the call printed
     scale: float  # the largest value among outputs, inputs and parameters, as a reference for rounding
     precision: torch.dtype  # the coarsest precision in which the call computed
@@ -82,7 +85,8 @@ class ModuleRun:
         self._forward, self.module, self._device = forward, module, device
         self.before = SavedState(module, saves_weights=True)
         self.drawn = RngState.now(device)
-        self.left = python_state(module)
+        self._of_libraries: dict[Key, Any] = {}
+        self.left = self.state()
         self.has_beside = (
             False  # whether another thread has drawn random numbers of Python or NumPy meanwhile
         )
@@ -91,6 +95,13 @@ class ModuleRun:
     def drawn_now(self) -> RngState:
         """Return the present state of the generators."""
         return RngState.now(self._device)
+
+    def state(self) -> Attributes:
+        """Return the present state of the module beside tensors, that of objects of libraries included."""
+        stored = stored_in_libraries(reached(self.module))
+        plain = {key: value for key, value in stored if isinstance(value, PLAIN)}
+        self._of_libraries = {**plain, **state_of(stored)}
+        return {**python_state(self.module), **self._of_libraries}
 
     def restore(self) -> None:
         """Restore the initial state of the module and the generators."""
@@ -130,11 +141,10 @@ class ModuleRun:
             precise: the context that computes the call, without the bookkeeping, in another precision.
             trace: records the uses of the inputs as positions; compiled code then runs eagerly.
         """
-        recorder = DrawRecorder() if records else None
-        copied = arguments.copied()
+        recorder, copied = DrawRecorder() if records else None, arguments.copied()
         used = arguments if grad else copied
         kept, versions_in = SavedArguments(used.args, used.kwargs), versions_of(used)
-        weights = [*module_parts.parameters(self.module), *self.before.unregistered_weights]
+        weights = [*module_parts.parameters(self.module), *self.before.held_weights]
         sums, versions = _sums(weights), self.before.versions()
         # A limit of a norm may leave these weights as they are, and not later ones.
         storages = {address_of(weight) for weight in weights} - {0}
@@ -179,6 +189,7 @@ class ModuleRun:
             writes, results = writes or SPARSE, {}
         if grad and not writes and _has_leaf(results, [*operands, *dict(used.tensors()).values()]):
             writes = MAKES_LEAF
+        left = changed(self.left, self.state())
         return UnsplitCall(
             outputs={path: _copied(tensor) for path, tensor in results.items()},
             tensors=results if grad else {},
@@ -186,10 +197,10 @@ class ModuleRun:
             buffers=self.before.buffers(),
             drawn=self.drawn_now(),
             returned=returned,
-            left=changed(self.left, python_state(self.module)),
+            left=left,
             draws=() if recorder is None else tuple(recorder.shapes),
             writes=writes,
-            rewrites=self.before.are_rewritten(),
+            rewrites=self.before.are_rewritten() or not left.keys().isdisjoint(self._of_libraries),
             printed=printed.any,
             scale=largest(*results.values(), *operands),
             precision=precision,

@@ -76,6 +76,7 @@ from samestep.hooks.thread_values import bound
 LOST = "its helper was lost"
 NO_HELPERS = "there are no helpers any more"
 ON_DEVICE = "it is on a device, and these workers share the CPU; those of `samestep run` have a device each"
+ON_META = "it is called on the meta device, whose tensors have no numbers"
 DIFFERS = "a call after its check gave another result when it was split"
 BESIDE = "another thread calls a model at the same time"
 RAISED = "a slice of its batch raised an error"
@@ -311,9 +312,12 @@ class MainCalls:
             return FEWER
         if any(is_lazy(parameter) for parameter in module_parts.parameters(module)):
             return LAZY
-        if self._helpers.shares_memory and call.device_type != "cpu":
-            return ON_DEVICE
-        return MADE_AGAIN if self._fresh.waits(module) else None
+        return self._obstacle_of_device(call) or (MADE_AGAIN if self._fresh.waits(module) else None)
+
+    def _obstacle_of_device(self, call: ModuleCall) -> str | None:
+        if any(tensor.is_meta for _, tensor in call.arguments.tensors()):
+            return ON_META
+        return ON_DEVICE if self._helpers.shares_memory and call.device_type != "cpu" else None
 
     def _check(self, call: ModuleCall, calls: SignatureCalls) -> SampleCheck | None:
         """Check whether the calls of a signature can be split, or continue their check.

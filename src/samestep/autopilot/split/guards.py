@@ -396,8 +396,13 @@ def python_state(module: nn.Module, reach: Reach | None = None) -> Attributes:
     `reach` is what the module reaches now, if it is known.
     """
     reach = Reach.of(module) if reach is None else reach
-    state = dict(reach.plain)
-    for key, value in reach.values:
+    return {**reach.plain, **state_of(reach.values)}
+
+
+def state_of(values: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
+    """Return what is compared of values that are not plain: ends of lists, lengths, arrays, identities."""
+    state: dict[Key, Any] = {}
+    for key, value in values:
         base = base_of(value)
         if base in LISTS:
             state[key] = (length(value), _end_of(value))

@@ -1,6 +1,7 @@
 """Saves and restores the state that a call of a module may change, so that calls can be compared."""
 
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
@@ -22,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.autopilot.state.reachable_state import (
     CACHED,
     MODULE_ATTRIBUTES,
+    MOST_KEYS,
     PLAIN,
     functions_in,
     globals_of,
@@ -34,8 +36,16 @@ from samestep.autopilot.state.reachable_state import (
     shared_fields,
 )
 from samestep.hooks import module_parts
-from samestep.hooks.object_graph import Parts, cells_of, stored_in, walk
-from samestep.hooks.raw_containers import base_of, contents_of, fields_of, refill, restore_fields, results_in
+from samestep.hooks.object_graph import Key, Parts, cells_of, stored_in, walk
+from samestep.hooks.raw_containers import (
+    base_of,
+    contents_of,
+    fields_of,
+    refill,
+    restore_fields,
+    results_in,
+    stored_fields,
+)
 from samestep.hooks.tensor_tree import tensors_in
 
 Undo: TypeAlias = Callable[[], object]
@@ -50,9 +60,10 @@ class SavedState:
     """A copy of the attributes, buffers and globals that calls of a module may change."""
 
     def __init__(self, module: nn.Module, *, saves_weights: bool = False) -> None:
-        """Save the state; with `saves_weights` also parameters that the module does not register."""
+        """Save the state; with `saves_weights` also parameters that are held beside being registered."""
         self._module = module
         values = list(reached(module))
+        values += stored_in_libraries(values)
         attributes = list(own_attributes(module))
         kept = [value for *_, value in attributes if _is_container(value)]
         registered = {*map(id, module_parts.modules(module))}
@@ -77,16 +88,12 @@ class SavedState:
         for (place, name), owner in unregistered:
             of_owner = module_parts.named_buffers(owner)
             tensors |= {f"{name}.{buffer}{endings[place]}": value for buffer, value in of_owner}
-        registered_weights = {*map(id, module_parts.parameters(module))}
-        self.unregistered_weights = [
-            *_distinct(
-                value
-                for _, value in values
-                if isinstance(value, nn.Parameter) and id(value) not in registered_weights
-            )
-        ]
-        """The parameters in lists, or of modules in lists, which no module has registered."""
-        weights = self.unregistered_weights if saves_weights else []
+        self.held_weights = [*_distinct(value for _, value in values if isinstance(value, nn.Parameter))]
+        """The parameters that are held in other ways than as those of a registered module, as in lists.
+
+        A module may hold one in both ways, as Keras does: then calls use it by the other.
+        """
+        weights = self.held_weights if saves_weights else []
         self._weights = [(tensor, tensor.detach().clone()) for tensor in weights]
         buffers = {id(buffer) for part in parts for buffer in part._buffers.values()}  # noqa: SLF001
         self._named = {**dict(module_parts.named_buffers(module)), **tensors}
@@ -179,6 +186,30 @@ class SavedState:
         }
 
 
+def stored_in_libraries(values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
+    """Return what the objects of libraries among the values of `reached` store, such as a meter of a module.
+
+    Each call looks at what a module reaches, but not into these objects, of which a trainer has very many.
+    """
+    roots = [(key, value) for key, value in values if _is_of_library(value)]
+    stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES) if roots else ()
+    return [*islice(stored, _MOST_SAVED)]
+
+
+def _stored_in_library(value: Any) -> Parts:
+    if base_of(value) is not None:
+        return stored_in(value, most=MOST_KEYS)
+    return [*fields_of(value).items()] if _is_of_library(value) or _has_fields(value) else []
+
+
+def _is_of_library(value: Any) -> bool:
+    """Return whether a value is an object of a library beside torch and Python's own, which has fields."""
+    if isinstance(value, (nn.Module, *_NO_OBJECTS, *_LISTED)) or stored_fields(value) is None:
+        return False
+    home = str(type(value).__module__).partition(".")[0]
+    return home not in ("torch", "samestep", *sys.stdlib_module_names) and not is_record(value)
+
+
 def _owners_in_words(module: nn.Module) -> list[str]:
     """Return the text after the name of a value for each place in the keys of `reached`; the last is -1."""
     names = {id(part): name and f" of {name}" for name, part in module_parts.named_modules(module)}
@@ -244,7 +275,7 @@ def _saved_parts(value: Any) -> Iterator[Undo]:
     """Yield functions that restore the items of a container, and the fields of an object."""
     if _is_container(value):
         yield partial(refill, value, contents_of(value))
-    if _has_fields(value):  # it may be a container, too
+    if _has_fields(value) or _is_of_library(value):  # it may be a container, too
         yield partial(restore_fields, value, fields_of(value))
 
 
@@ -462,6 +493,9 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 _NO_OBJECTS = (*PLAIN, Tensor, Enum, type, ModuleType)
+_LISTED = (FunctionType, MethodType, BuiltinMethodType, np.ndarray)
+_DEEPEST_IN_LIBRARIES = 4
+"""The number of steps from an object of a library to the deepest part that is saved: a guess."""
 _MOST_SAVED = 1000
 """The number of containers and objects that are saved: a guess, as each call saves them."""
 
