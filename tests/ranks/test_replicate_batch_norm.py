@@ -507,6 +507,20 @@ def test_the_check_averages_statistics_of_forwards_without_backward():
         assert steps == 2
 
 
+def test_statistics_are_averaged_with_the_gradients_after_a_check():
+    """Only this finds buckets that no longer carry them: the next check would average them, too."""
+
+    def on_rank(world):
+        model = build()
+        with replicate(model, world, batch_norm="local") as replicas:
+            replicas.check()
+            loss_of(model, *share_of(world, batch(SHAPES[2]), [4, 3])).backward()
+        return model["norm"].running_mean
+
+    first, second = run_ranks(on_rank, 2)
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_graph_with_local_batch_norm_can_be_kept_for_a_second_backward(training):
     def on_rank(world):

@@ -182,9 +182,10 @@ class _FinderOf:
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != self._library:
             return None
-        finders = [*sys.meta_path]
-        place = finders.index(self)
-        specs = (finder.find_spec(name, path, target) for finder in finders[place + 1 :])
+        finders: list[Any] = [*sys.meta_path]
+        further = finders[finders.index(self) + 1 :]
+        # As Python does, it passes over a finder of an old protocol.
+        specs = (finder.find_spec(name, path, target) for finder in further if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = None if spec is None else spec.loader
         if execute := getattr(loader, "exec_module", None):

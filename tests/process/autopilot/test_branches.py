@@ -3,6 +3,8 @@
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
 from support import asking_models, reading_models
 from support import branching_models as models
@@ -88,3 +90,37 @@ def test_a_branch_of_compiled_code_on_what_a_module_holds_has_the_result_of_one_
     work = partial(asking_models.changed_later, compiled=True)
     split, _, lines = compared(work, asking_models.has_mean, asking_models.set_mean)
     assert split == 3, lines
+
+
+class Phased(nn.Linear):
+    """Has another phase during a call, which ends early where a slice reads what no check has read."""
+
+    phase = 0
+
+    def forward(self, x):
+        factor, self.phase = 1 + self.phase, 1
+        y = super().forward(x) * factor
+        if (x == 7).any():
+            y = y + 1
+        self.phase = 0
+        return y
+
+
+def phased():
+    model = Phased(3, 2).double()
+    nn.init.constant_(model.weight, 0.3)
+    nn.init.constant_(model.bias, 0.1)
+    drawn = torch.Generator().manual_seed(1)
+    results = []
+    for number in range(5):
+        x, tested = torch.rand(2, 8, 3, dtype=torch.float64, generator=drawn)
+        x[-1, 0] = 7 if number == 3 else 0
+        results += [model.train()(x).sum().item(), model.eval()(tested).sum().item()]
+    return results
+
+
+def test_helpers_get_a_module_again_after_a_slice_of_it_has_failed(compared):
+    """Only this finds the next calls with what the failed slice has left in the module of a helper."""
+    split, unsplit, lines = compared(phased)
+    assert unsplit, lines
+    assert split > unsplit, lines

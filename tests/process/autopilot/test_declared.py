@@ -75,6 +75,10 @@ def with_a_mask(model, number):
     return model(*batch(number), mask=drawn(6, 6, seed=9))
 
 
+def one_sample_each(model, number):
+    return model(*batch(number, samples=2))
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("call", "dim"),
@@ -92,6 +96,13 @@ def test_a_declared_dimension_lets_calls_be_split(run, size, call, dim):
     assert not split
     found, split, *_ = run(size, trained, call, partial(samestep.batch_dim, dim=dim))
     assert found == pytest.approx(losses, rel=0, abs=1e-12)
+    assert split == 3
+
+
+def test_a_declared_batch_of_as_many_samples_as_workers_is_split(run):
+    declare = partial(samestep.batch_dim, dim=1)
+    found, split, *_ = run(2, trained, one_sample_each, declare)
+    assert found == pytest.approx(trained(one_sample_each), rel=0, abs=1e-12)
     assert split == 3
 
 

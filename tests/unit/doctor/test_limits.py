@@ -37,6 +37,19 @@ def test_the_limits_of_a_cgroup_v2_container_are_read(tmp_path):
     assert f"100 processes and threads are allowed ({group / 'pids.max'})" in few_processes[0]
 
 
+@pytest.mark.parametrize(("of_user", "found"), [("50", 50), ("200", 100), ("unlimited", 100)])
+def test_the_lower_limit_of_processes_holds(tmp_path, of_user, found):
+    """Only this finds the limit of the user in place of a lower one of the container, or the reverse."""
+    group = tmp_path / "sys/fs/cgroup"
+    files = trees.container()
+    files["proc/self/mountinfo"] = files["proc/self/mountinfo"].format(group=group)
+    files["proc/self/limits"] = (
+        f"Max processes             {of_user}                {of_user}            processes\n"
+    )
+    root = trees.planted(tmp_path, {**files, "sys/fs/cgroup/pids.max": "100"})
+    assert limits.read(root).processes == found
+
+
 def _fields(found):
     return {name: getattr(found, name) for name in Limits.__slots__}
 

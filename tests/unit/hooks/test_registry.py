@@ -1,5 +1,6 @@
 """Hooks of one attribute are nested, and can be detached in any order."""
 
+import importlib
 import itertools
 import os
 import signal
@@ -24,6 +25,7 @@ from samestep.hooks.registry import (
     attached_to,
     instead,
     named,
+    once_imported,
     problems,
     put,
     references_replaced,
@@ -360,3 +362,14 @@ def test_functions_that_pathlib_keeps_in_a_class_are_replaced(monkeypatch):
     with references_replaced([(originals[0], lambda: "replaced")]):
         assert [Globber.scandir(), Globber.lstat()] == ["replaced", "stated"]
     assert Globber.scandir() == "scanned"
+
+
+def test_a_library_is_imported_past_a_finder_of_the_old_protocol(tmp_path, monkeypatch):
+    """Python passes over a finder without `find_spec`, such as those of old vendored packages."""
+    (tmp_path / "library_behind.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    imported = []
+    with once_imported("library_behind", lambda: imported.append(True)):
+        importlib.import_module("library_behind")
+    assert imported == [True]

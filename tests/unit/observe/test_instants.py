@@ -36,6 +36,7 @@ def test_marks_of_a_step_that_never_ends_are_dropped_and_its_time_is_kept(monkey
     assert len(marks) <= 22
     written = line(marks)
     assert (marks[1], written["seconds"], written[BACKWARD]) == (0.0, 302.0, 1.0)
+    assert written[DATA] + written[TO_DEVICE] <= len(marks)  # those that are kept
     seen.switch(DATA)
     assert line(seen.cut()[0])[DATA] == 1.0
 

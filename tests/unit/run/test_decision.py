@@ -115,6 +115,14 @@ def test_sanitize_needs_two_workers(settled):
         with_checks(settled(NATIVE, {}, workers=1), hang_timeout=60.0, sanitize=True)
 
 
+def test_sanitize_is_refused_for_a_program_that_is_no_script():
+    """Only this finds a check that is asked for and silently left out."""
+    job = Job(program=Program(target="/bin/true", kind="executable"), workers=2)
+    decision = decide(job, mode="auto", threads=1, environment={})
+    with pytest.raises(UsageError, match=r"--sanitize .*Python script"):
+        with_checks(decision, hang_timeout=60.0, sanitize=True)
+
+
 def test_a_number_of_workers_after_a_serial_script_gets_a_note(tmp_path):
     (tmp_path / "train.py").write_text("print(1)")
     job = Job(program=Program(target=str(tmp_path / "train.py"), args=("-n", "2")))

@@ -88,6 +88,17 @@ def test_a_deviation_beyond_rounding_has_a_cause():
     assert causes_in(run(2, jitter=1e-9)) == ["gradient"]
 
 
+@pytest.mark.parametrize(("since", "expected"), [(3, []), (4, ["gradient"])])
+def test_rounding_may_grow_a_step_before_that_of_the_disturbed_run(since, expected):
+    """Only this finds a comparison with the same step of that run alone."""
+
+    def grown(from_step):
+        return lambda _, step: step_of(step.index, step.samples, jitter=1e-9 * (step.index >= from_step))
+
+    control, seen = run(change=grown(since)), run(2, change=grown(2))
+    assert [finding.cause for finding in causes(Comparison(REFERENCE, seen, control))] == expected
+
+
 @pytest.mark.parametrize("epsilon", [2.0**-7, 2.0**-10], ids=["bfloat16", "float16"])
 def test_a_summed_or_twice_divided_gradient_exceeds_half_precision_rounding(epsilon):
     def half(_):
@@ -532,6 +543,11 @@ def test_a_rank_that_is_killed_or_hangs_is_found_from_the_launchers_failure():
     hung = replace(died, exit_code=1, error="OutOfStep", message="rank 1 does not come")
     assert causes_in(run(2, facts=killed, failure=died)) == ["crash"]
     assert causes_in(run(2, facts=killed, failure=hung)) == ["hang"]
+
+
+def test_ranks_that_end_before_they_write_their_group_are_no_silent_copies():
+    """Only this finds the accusation of a script that ends with ``os._exit(0)``."""
+    assert causes_in(run(2, facts=lambda _: {"ended": "killed", "group_size": 1})) == []
 
 
 def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not():

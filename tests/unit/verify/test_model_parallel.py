@@ -142,6 +142,26 @@ def test_parts_that_do_not_make_the_whole_are_left_out_and_the_others_are_compar
     assert causes(comparison) == []
 
 
+def of_two_optimizers(first, second):
+    """Return the run of one rank whose two optimizers have these tensors."""
+    traces = [trace(0, first), trace(0, second)]
+    steps = [
+        replace(step, optimizer=number)
+        for number, of_optimizer in enumerate(traces)
+        for step in of_optimizer.steps
+    ]
+    held = [parameters for of_optimizer in traces for parameters in of_optimizer.facts.parameters]
+    return RunRecord([Trace(replace(traces[0].facts, parameters=held), steps, len(steps))])
+
+
+def test_a_constant_parameter_is_left_out_though_another_optimizer_changes_its_own():
+    """Only this finds the gradients of the other optimizer as those of the parameter."""
+    weight, moving = {"weight": drawn(3, 3)}, {"scale": drawn(4, seed=1), "shift": drawn(5, seed=2)}
+    usual = of_two_optimizers({**weight, "constant": torch.zeros(4)}, moving)
+    reference, run = align_parameters(usual, of_two_optimizers(weight, moving))
+    assert [len(record.gradient(0)) for record in (reference, run)] == [len(sketch([drawn(3, 3)]))] * 2
+
+
 def test_parts_in_another_optimizer_than_on_one_worker_are_not_joined():
     reference, run = in_parts(drawn(6, 4))
     (first,) = reference.traces

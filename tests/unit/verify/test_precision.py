@@ -46,10 +46,12 @@ def test_a_difference_that_double_precision_does_not_have_is_a_note(monkeypatch,
     assert (found.cause, found.kind) == ("single-precision", "note")
 
 
+@pytest.mark.parametrize("fault", [PRINTED, GRADIENT])
 @pytest.mark.parametrize(("double", "causes"), [(comparison(worst=1e-3), []), (comparison(), [PRINTED])])
-def test_a_difference_that_stays_in_double_precision_is_a_fault(monkeypatch, double, causes):
+def test_a_difference_that_stays_in_double_precision_is_a_fault(monkeypatch, double, causes, fault):
+    """Only this finds a comparison of the steps before that of the gradient alone."""
     monkeypatch.setattr(precision, "causes", lambda _: causes)
-    assert decided_in_double([PRINTED], double) == [PRINTED]
+    assert decided_in_double([fault], double) == [fault]
 
 
 MADE = {

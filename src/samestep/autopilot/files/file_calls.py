@@ -101,7 +101,7 @@ def _of_mode(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | Non
 def _of_initializer(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FileAccess | None:
     """Parse the arguments of the initializer of a file; ``w-`` of `h5py` is the mode ``x`` of `open`."""
     mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
-    access = _of_mode(args[1:], {"mode": "x" if mode == "w-" else mode or "r"})
+    access = _of_mode(args[1:2], {"mode": "x" if mode == "w-" else mode or "r"})
     return None if access is None else replace(access, at=1, close=None)
 
 

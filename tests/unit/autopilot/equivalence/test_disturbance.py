@@ -85,6 +85,12 @@ def test_masks_labels_and_values_can_be_emptied():
     assert disturbed_inputs(given(), DIMS, 8, how, USES).args[4][-2:].tolist() == [-100, -100]
 
 
+def test_samples_get_the_label_that_the_loss_of_a_script_ignores():
+    """Only this finds checks with the usual ignored labels alone: segmentation ignores 255."""
+    uses = InputUses(ignored={LABELS: frozenset({255})})
+    assert (LABELS, 255) in emptying(given(), DIMS, uses)
+
+
 @pytest.mark.parametrize("empties", [None, (TOKENS, None)])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("is_checked", [True, False])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from samestep.autopilot.equivalence import effects
 from samestep.autopilot.equivalence.effects import (
     WritesFileError,
     changing_no_files,
@@ -61,6 +62,21 @@ def test_a_helper_imports_a_library_that_makes_a_temporary_folder_and_removes_it
     finally:
         watch_effects()
 
+    assert not folder.exists()
+
+
+def test_a_helper_still_refuses_effects_after_it_has_removed_a_temporary_folder(tmp_path, monkeypatch):
+    """Only this finds a helper that writes the files of a script from its first temporary folder on."""
+    folder = tmp_path / "media"
+    folder.mkdir()
+    monkeypatch.setattr(effects, "_temporary_folders", [str(folder)])
+    watch_effects(refuses_all=True)
+    try:
+        remove_temporary_folders()
+        with pytest.raises(WritesFileError):
+            (tmp_path / "log").open("a")
+    finally:
+        watch_effects()
     assert not folder.exists()
 
 

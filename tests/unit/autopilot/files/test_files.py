@@ -167,6 +167,37 @@ def test_a_library_in_c_reads_and_writes_the_files_of_the_script(overlay, tmp_pa
         arrow.memory_map("cache.arrow")
 
 
+HDF5 = """
+import posix
+
+
+class File:
+    def __init__(self, name, mode="r"):
+        exclusive = posix.O_EXCL if mode in ("w-", "x") else 0
+        posix.close(posix.open(name, posix.O_RDWR | posix.O_CREAT | exclusive))
+"""
+
+
+@pytest.mark.parametrize("names", [(), ("mode",)])
+@pytest.mark.parametrize("mode", ["w-", "x"])
+def test_a_file_of_hdf5_that_must_be_new_replaces_none(overlay, tmp_path, monkeypatch, names, mode):
+    (tmp_path / "h5py.py").write_text(HDF5)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "h5py", raising=False)
+
+    def opened(path, mode):
+        return importlib.import_module("h5py").File(
+            *[path, mode][: 2 - len(names)], **dict.fromkeys(names, mode)
+        )
+
+    with redirected(overlay):
+        with pytest.raises(FileExistsError):
+            opened("before.txt", mode)
+        assert Path("before.txt").read_text() == "before"
+        opened("new.h5", mode)
+    assert real_files() == ["before.txt"]
+
+
 def test_an_error_of_a_library_names_the_path_of_the_script(overlay):
     with redirected(overlay), pytest.raises(RuntimeError, match="directory runs/last does") as caught:
         torch.save({}, "runs/last/model.pt")

@@ -7,6 +7,7 @@ import sys
 import weakref
 from contextvars import ContextVar
 from functools import cached_property
+from threading import Lock
 from typing import NewType, ParamSpec
 
 import pytest
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.utils import prune
 from typing_extensions import TypeAliasType, TypeVarTuple
 
-from samestep.autopilot.helpers.pickling import pickled, scripts_modules_by_value, unpickled
+from samestep.autopilot.helpers.pickling import UnsentError, pickled, scripts_modules_by_value, unpickled
 
 
 def test_a_function_in_c_that_the_script_has_replaced_is_pickled_by_name(monkeypatch):
@@ -207,3 +208,11 @@ def test_a_module_that_saves_itself_is_pickled_with_its_own_weights():
     assert made.weight is model.weight
     assert made.bias is model.bias
     assert made.extra == model.extra
+
+
+def test_a_method_of_an_object_that_cannot_be_sent_fails_where_it_is_used():
+    """Only this finds it as a name to look up in the stand-in, which fails before any call uses it."""
+    found = unpickled(pickled({"acquire": Lock().acquire, "factor": 3}, lambda _: None), lambda _: None)
+    assert found["factor"] == 3
+    with pytest.raises(UnsentError):
+        bool(found["acquire"])

@@ -187,6 +187,14 @@ def test_a_value_that_forward_may_branch_on_is_a_guard(before, after):
     assert plain_attributes(Held(before)) != plain_attributes(Held(after))
 
 
+def test_the_layer_that_is_in_evaluation_mode_is_a_guard():
+    """Only this finds a number of layers in training mode as the guard."""
+    layers = [nn.Sequential(nn.Dropout(), nn.Dropout()) for _ in range(2)]
+    for place, parts in enumerate(layers):
+        parts[place].eval()
+    assert plain_attributes(layers[0]) != plain_attributes(layers[1])
+
+
 def test_attributes_of_the_compiler_are_none_of_the_script():
     """`torch.compile` marks weights at the first call, and results of a batch of another size."""
     module, batch = nn.Linear(2, 2), torch.ones(4, 2)

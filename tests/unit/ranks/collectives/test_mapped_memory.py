@@ -2,12 +2,15 @@
 
 import errno
 import mmap
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from samestep.ranks.collectives import shared_memory
-from samestep.ranks.collectives.shared_memory import _ELSEWHERE, _MARK, _map, _Offer
+from samestep.ranks.collectives.shared_memory import _ELSEWHERE, _MARK, _map, _Offer, segment
+from samestep.ranks.world.protocol import SoloWorld
 
 MARK = bytes(range(_MARK))
 
@@ -41,3 +44,17 @@ def test_a_limit_of_memory_is_a_reason_of_its_own(offer, monkeypatch):
     assert isinstance(found, str)
     assert found != _ELSEWHERE
     assert "4 KiB" in found
+
+
+def test_rank_0_closes_its_file_once_all_ranks_have_mapped_it():
+    """Only this finds a descriptor that stays open for each world."""
+
+    def open_files():
+        files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+        return sorted(file for file in files if file.startswith(f"{shared_memory.FILE_SYSTEM}/"))
+
+    before = open_files()
+    memory = segment(SoloWorld(), 4096)
+    assert open_files() != before
+    memory.close()
+    assert open_files() == before

@@ -1,13 +1,17 @@
 """The error of a failed wait names its cause, even if the store does not answer."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from samestep.base.errors import OutOfStep, PeerLost
 from samestep.base.place import Place
 from samestep.ranks.hang import peer_waits
-from samestep.ranks.hang.current_call import call_of_main_thread
+from samestep.ranks.hang.current_call import CallRecord, call_of_main_thread
 from samestep.ranks.hang.peer_waits import (
     Loss,
+    PeerMonitor,
     PeerWaits,
     describe_circle,
     describe_loss,
@@ -156,3 +160,28 @@ def test_a_cycle_of_waits_is_described_by_its_messages():
     waits = {0: wait(1, "send"), 1: wait(0, "recv")}
 
     assert describe_circle([0, 1], waits) == "rank 0 sends to rank 1, rank 1 receives from rank 0"
+
+
+class CircleMonitor(PeerMonitor):
+    """A monitor of rank 1, whose statuses are given."""
+
+    def __init__(self):
+        super().__init__(PLACE, SimpleNamespace(refresh=lambda: True), CallRecord(), [])
+
+    def statuses(self):
+        return self.given
+
+    def post(self, passed_s=0.0):
+        pass
+
+    def see(self, beat):
+        alone = {rank: replace(wait(1 - rank, "send"), alone=True, number=3) for rank in (0, 1)}
+        self.given = {rank: RankStatus(generation=0, beat=beat, wait=alone[rank]) for rank in alone}
+        self.examine(self.given[1])
+        return self.sampler.circle
+
+
+def test_ranks_wait_for_each_other_if_later_statuses_of_all_show_it():
+    """Only this finds one status that is read twice, though the ranks may have gone on since."""
+    monitor = CircleMonitor()
+    assert [bool(monitor.see(beat)) for beat in (5, 5, 6)] == [False, False, True]

@@ -158,6 +158,15 @@ def teacher():
         training.optimizer.step()
 
 
+def adversaries():
+    """The modes of networks that train each other are a choice."""
+    generator, judge = Training(), Training()
+    for _ in range(2):
+        generator.epoch()
+        judge.epoch()
+        generator.evaluate()
+
+
 def pseudo_labels():
     """Labels for the batch of a second loader, on which the model trains then."""
     training = Training()
@@ -197,6 +206,7 @@ def test_a_mistake_is_noted(noted, script, codes):
         on_training_data,
         new_statistics,
         teacher,
+        adversaries,
         pseudo_labels,
     ],
     ids=lambda script: script.__name__,
