@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections import defaultdict
 from configparser import ConfigParser
-from contextlib import nullcontext
 from functools import cached_property, partialmethod, singledispatch
 from queue import Queue
 from threading import Event, Lock
@@ -521,15 +520,22 @@ def closure():
 
 
 class Guarded(Scaled):
-    """Has objects of which no other process can have a copy, and reads one of them on request."""
+    """Has objects of which no other process can have a copy, for other methods than its forward."""
 
-    def __init__(self, *, uses=False):
+    def __init__(self):
         super().__init__(read_factor)
-        self.lock, self.queue, self.event, self.uses = Lock(), Queue(), Event(), uses
+        self.lock, self.queue, self.event = Lock(), Queue(), Event()
 
     def forward(self, x):
-        with self.lock if self.uses else nullcontext():
-            return self.linear(x) * read_factor()
+        return self.linear(x) * read_factor()
+
+
+class Queues(Guarded):
+    """Uses one of them in each call."""
+
+    def forward(self, x):
+        self.queue.put(len(x))
+        return super().forward(x)
 
 
 CASES = {
@@ -572,7 +578,6 @@ CASES = {
     "configuration": lambda: (Configured(configuration()), in_configuration),
     "weak reference": lambda: (Parent(), in_parent),
     "locks that no call uses": lambda: (Guarded(), by_name),
-    "lock": lambda: (Guarded(uses=True), by_name),
 }
 
 
@@ -600,7 +605,7 @@ def trained(_, case, helpers):
         return losses, account.lines()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("tensor on a weight", "lock")])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "tensor on a weight"])
 def test_a_factor_that_changes_reaches_helpers(processes, case):
     ((alone, _),) = processes.run(trained, 1, case, 0)
     ((found, account),) = processes.run(trained, 1, case, 1)
@@ -608,12 +613,21 @@ def test_a_factor_that_changes_reaches_helpers(processes, case):
     assert [line for line in account if f"{STEPS} calls split" in line], account
 
 
-def test_a_call_that_uses_a_lock_is_unsplit(processes):
-    """Only this finds a copy of a lock in helpers, which would exclude nobody."""
-    ((alone, _),) = processes.run(trained, 1, "lock", 0)
-    ((found, account),) = processes.run(trained, 1, "lock", 1)
-    assert found == pytest.approx(alone, rel=1e-12)
-    assert [line for line in account if "Guarded" in line and f"{STEPS} calls unsplit" in line], account
+def puts(_):
+    """Return how many numbers the calls of a model have put into its queue, and the lines of the account."""
+    torch.manual_seed(0)
+    model = Queues()
+    with script_with_helpers(2, options=ALL_SPLIT, forks=True) as account:
+        for _ in range(3):
+            model(torch.randn(6, 3, dtype=torch.float64)).square().mean().backward()
+        return model.queue.qsize(), account.lines()
+
+
+def test_a_call_that_uses_a_queue_is_unsplit_and_not_checked(processes):
+    """Only this finds that checks put as much into a queue, or a log of a tracker, as tens of calls."""
+    ((count, account),) = processes.run(puts, 1)
+    assert count == 3
+    assert [line for line in account if "Queues" in line and "3 calls unsplit" in line], account
 
 
 def test_a_call_that_reads_a_tensor_on_a_weight_is_unsplit_from_then_on(processes):

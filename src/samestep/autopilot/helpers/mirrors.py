@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from samestep.autopilot.helpers.pickling import (
     classes_of,
     files_of_script,
-    pickled,
+    pickled_module,
     scripts_modules_by_value,
     unpickled,
 )
@@ -532,14 +532,12 @@ class Mirrors:
 
         if replaced := replaced_functions(module):
             raise MirrorError(f"it calls {replaced}, which the script has replaced")
-        attributes = {
-            side: getattr(module_parts.submodule(module, side[0]), side[1]) for side in carried_by(module)
-        }
-        carried = {id(tensor) for _, tensor in leaves(attributes)}
+        held = [getattr(module_parts.submodule(module, name), key) for name, key in carried_by(module)]
+        carried = {id(tensor) for _, tensor in leaves(held)}
         classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
         try:
             with scripts_modules_by_value(), classes_of(classes):
-                content = pickled(module, refer)
+                content = pickled_module(module, refer)
         except MirrorError:
             raise
         except Exception as error:  # noqa: BLE001 - of any object of the script
@@ -555,8 +553,8 @@ class Mirrors:
         known.classes = classes
         known.record(state)
         replaces = None if before is None else before.number
-        files = files_of_script()
-        return known, MirrorMessage(known.number, content, described, env.snapshot(), files, replaces)
+        sent = content, described, env.snapshot(), files_of_script()
+        return known, MirrorMessage(known.number, *sent, replaces)
 
     def _shared(
         self,

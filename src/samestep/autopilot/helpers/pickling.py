@@ -24,7 +24,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
-from samestep.autopilot.state.reachable_state import CACHED, COMPILED, runs_compiled
+from samestep.autopilot.state.reachable_state import (
+    CACHED,
+    COMPILED,
+    functions_of_calls,
+    globals_of,
+    names_in,
+    runs_compiled,
+    scripts_classes,
+)
+from samestep.hooks import module_parts
 from samestep.hooks.object_graph import cells_of
 from samestep.hooks.raw_containers import (
     add_results,
@@ -63,6 +72,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: BytesIO, refer: Reference) -> None:
         super().__init__(file, protocol=5)
         self._refer = refer
+        self.has_unsent = False
+        """Whether something has a stand-in."""
 
     def persistent_id(self, value: Any) -> Any:
         """Return the reference of a tensor; None for all other values."""
@@ -84,7 +95,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduced_unsent(self, value: Any) -> tuple[Any, ...] | None:
         """Return a stand-in for an object in C that pickle refuses, or a method of it; None for others."""
         owner = value.__self__ if isinstance(value, BuiltinFunctionType) else value
-        return (Unsent, (type(owner).__name__,)) if self._is_refused(owner) else None
+        if not self._is_refused(owner):
+            return None
+        self.has_unsent = True
+        return Unsent, (type(owner).__name__,)
 
     def _is_refused(self, value: Any) -> bool:
         kind: Any = type(value)
@@ -377,6 +391,39 @@ def pickled(value: Any, refer: Reference) -> bytes:
     buffer = BytesIO()
     _Pickler(buffer, refer).dump(value)
     return buffer.getvalue()
+
+
+def pickled_module(module: nn.Module, refer: Reference) -> bytes:
+    """Return a module as `pickled` does.
+
+    Raises:
+        UnsentError: code that a call may run names an object that has no copy. Only a helper would notice
+            that, while a check on the main rank put more into a queue, or a log, than one call does.
+    """
+    buffer = BytesIO()
+    pickler = _Pickler(buffer, refer)
+    pickler.dump(module)
+    for name, value in _named_by_calls(module) if pickler.has_unsent else ():
+        trial = _Pickler(BytesIO(), refer)
+        trial.dump(value)
+        if trial.has_unsent:
+            raise UnsentError(f"it may use {name}, and no other process can have a copy of it")
+    return buffer.getvalue()
+
+
+def _named_by_calls(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes and globals that code names which a call of a module may run."""
+    names = names_in(function for function in functions_of_calls(module) if function.__name__ != "__init__")
+    kinds = {owner for part in module_parts.modules(module) for owner in scripts_classes(type(part))}
+    owners = [vars(owner) for owner in (*module_parts.modules(module), *kinds)]
+    for fields in owners:
+        yield from ((name, value) for name, value in [*fields.items()] if name in names)
+    for known, name in globals_of(module):
+        value = known.get(name)
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif is_user_code(str(getattr(value, "__file__", ""))):
+            yield from ((part, vars(value)[part]) for part in names & vars(value).keys())
 
 
 def unpickled(content: bytes, resolve: Callable[[Any], Tensor]) -> Any:

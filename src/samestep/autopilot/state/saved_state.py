@@ -1,7 +1,6 @@
 """Saves and restores the state that a call of a module may change, so that calls can be compared."""
 
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
@@ -203,11 +202,10 @@ def _stored_in_library(value: Any) -> Parts:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Return whether a value is an object of a library beside torch and Python's own, which has fields."""
+    """Return whether a value is an object of a library beside torch that has fields, and is no record."""
     if isinstance(value, (nn.Module, *_NO_OBJECTS, *_LISTED)) or stored_fields(value) is None:
         return False
-    home = str(type(value).__module__).partition(".")[0]
-    return home not in ("torch", "samestep", *sys.stdlib_module_names) and not is_record(value)
+    return str(type(value).__module__).partition(".")[0] not in _LEFT_ALONE and not is_record(value)
 
 
 def _owners_in_words(module: nn.Module) -> list[str]:
@@ -494,6 +492,8 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 _NO_OBJECTS = (*PLAIN, Tensor, Enum, type, ModuleType)
 _LISTED = (FunctionType, MethodType, BuiltinMethodType, np.ndarray)
+_LEFT_ALONE = ("torch", "samestep", "logging", "threading", "multiprocessing", "concurrent", "asyncio")
+"""Packages whose objects have no state of a call, or that of other threads, which go on meanwhile."""
 _DEEPEST_IN_LIBRARIES = 4
 """The number of steps from an object of a library to the deepest part that is saved: a guess."""
 _MOST_SAVED = 1000
