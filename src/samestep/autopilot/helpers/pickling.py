@@ -404,7 +404,7 @@ def pickled_module(module: nn.Module, refer: Reference) -> bytes:
     pickler = _Pickler(buffer, refer)
     pickler.dump(module)
     for name, value in _named_by_calls(module) if pickler.has_unsent else ():
-        trial = _Pickler(BytesIO(), refer)
+        trial = _Pickler(BytesIO(), lambda _: 0)
         trial.dump(value)
         if trial.has_unsent:
             raise UnsentError(f"it may use {name}, and no other process can have a copy of it")
