@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from itertools import chain, islice
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from operator import is_
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -188,11 +188,18 @@ class SavedState:
 def stored_in_libraries(values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
     """Return what the objects of libraries among the values of `reached` store, such as a meter of a module.
 
-    Each call looks at what a module reaches, but not into these objects, of which a trainer has very many.
+    Each call looks at what a module reaches, but not into these objects: a trainer has very many. The models
+    and the data of a trainer are left out.
     """
     roots = [(key, value) for key, value in values if _is_of_library(value)]
     stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES) if roots else ()
-    return [*islice(stored, _MOST_SAVED)]
+    return [(key, value) for key, value in islice(stored, _MOST_SAVED) if not _is_of_trainer(value)]
+
+
+def _is_of_trainer(value: Any) -> bool:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return prod(value.shape) > _MOST_NUMBERS
+    return isinstance(value, nn.Module)
 
 
 def _stored_in_library(value: Any) -> Parts:
@@ -496,6 +503,8 @@ _LEFT_ALONE = ("torch", "samestep", "logging", "threading", "multiprocessing", "
 """Packages whose objects have no state of a call, or that of other threads, which go on meanwhile."""
 _DEEPEST_IN_LIBRARIES = 4
 """The number of steps from an object of a library to the deepest part that is saved: a guess."""
+_MOST_NUMBERS = 1 << 20
+"""Elements of a tensor or an array above which it is taken for data that no call writes to: a guess."""
 _MOST_SAVED = 1000
 """The number of containers and objects that are saved: a guess, as each call saves them."""
 
