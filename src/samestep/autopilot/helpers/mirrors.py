@@ -37,6 +37,7 @@ from samestep.autopilot.helpers.pickling import (
 from samestep.autopilot.helpers.shared_storage import MemoryFile, Place, SharedWeights, memory_of
 from samestep.autopilot.script.call_account import is_users_code
 from samestep.autopilot.split.guards import MOST_OBJECTS, Attributes, Identity, Reach, python_state
+from samestep.autopilot.state import saved_state
 from samestep.autopilot.state.reachable_state import (
     CACHED,
     CALLABLE,
@@ -107,6 +108,8 @@ class MirrorState:
         objects += _objects_in(reach)
         for key, value in reach.values:
             _add_reached(key, value, values)
+        stored = saved_state.stored_in_libraries(reach.values)
+        values.update((key, value) for key, value in stored if isinstance(value, PLAIN))
         for name, function in called_by(module):
             values[-2, name] = _code(function)
         return cls(values, objects)
@@ -188,16 +191,13 @@ def _compared_elements(values: Any) -> Any:
     """
     parts = [part for pair in items(values) for part in pair] if is_mapping(values) else [*elements(values)]
     kinds = {type(part): part for part in parts}
-    if any(_may_change(part) for part in kinds.values()):
+    may_change = (isinstance(part, (np.ndarray, Tensor)) or is_record(part) for part in kinds.values())
+    if any(may_change) or any(base_of(part) is not None for part in kinds.values()):
         kind = type(values).__name__
         raise MirrorError(f"it reads a {kind} with more than {MOST_KEYS} parts, which may change")
     if all(kind in PLAIN for kind in kinds):
         return frozenset(kinds), parts
     return [Identity(part) for part in parts]
-
-
-def _may_change(value: Any) -> bool:
-    return base_of(value) is not None or isinstance(value, (np.ndarray, Tensor)) or is_record(value)
 
 
 def _digest(values: Any) -> str:

@@ -4,7 +4,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from math import inf, isfinite, prod
 from operator import is_
@@ -188,12 +188,11 @@ class SavedState:
 def stored_in_libraries(values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
     """Return what the objects of libraries among the values of `reached` store, such as a meter of a module.
 
-    Each call looks at what a module reaches, but not into these objects: a trainer has very many. The models
-    and the data of a trainer are left out.
+    These are the first of them, since a trainer has thousands, without its models and its data.
     """
     roots = [(key, value) for key, value in values if _is_of_library(value)]
     stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES) if roots else ()
-    return [(key, value) for key, value in islice(stored, _MOST_SAVED) if not _is_of_trainer(value)]
+    return [(key, value) for key, value in islice(stored, _MOST_STORED) if not _is_of_trainer(value)]
 
 
 def _is_of_trainer(value: Any) -> bool:
@@ -210,9 +209,14 @@ def _stored_in_library(value: Any) -> Parts:
 
 def _is_of_library(value: Any) -> bool:
     """Return whether a value is an object of a library beside torch that has fields, and is no record."""
-    if isinstance(value, (nn.Module, *_NO_OBJECTS, *_LISTED)) or stored_fields(value) is None:
-        return False
-    return str(type(value).__module__).partition(".")[0] not in _LEFT_ALONE and not is_record(value)
+    kind: Any = type(value)
+    return _may_be_of_library(kind) and stored_fields(value) is not None and not is_record(value)
+
+
+@lru_cache(maxsize=1024)
+def _may_be_of_library(kind: Any) -> bool:
+    is_left_alone = str(kind.__module__).partition(".")[0] in _LEFT_ALONE
+    return not (is_left_alone or issubclass(kind, (nn.Module, *_NO_OBJECTS, *_LISTED)))
 
 
 def _owners_in_words(module: nn.Module) -> list[str]:
@@ -503,6 +507,8 @@ _LEFT_ALONE = ("torch", "samestep", "logging", "threading", "multiprocessing", "
 """Packages whose objects have no state of a call, or that of other threads, which go on meanwhile."""
 _DEEPEST_IN_LIBRARIES = 4
 """The number of steps from an object of a library to the deepest part that is saved: a guess."""
+_MOST_STORED = 256
+"""Values in the objects of libraries that each call compares: a guess."""
 _MOST_NUMBERS = 1 << 20
 """Elements of a tensor or an array above which it is taken for data that no call writes to: a guess."""
 _MOST_SAVED = 1000

@@ -8,6 +8,7 @@ from array import array
 from collections import ChainMap, UserDict, UserList
 from types import MappingProxyType, SimpleNamespace
 
+import networkx as nx
 import pytest
 import torch
 from torch import nn
@@ -86,6 +87,8 @@ CHANGES = {
     "dict of Python code": (UserDict(scale=1.0), lambda value: value.update(scale=2.0)),
     "list of Python code": (UserList([1.0]), lambda value: value.append(2.0)),
     "object of a library": (of_library(), lambda value: setattr(value, "scale", 2.0)),
+    "dict in an object of a library": (nx.Graph(scale=1.0), lambda value: value.graph.update(scale=2.0)),
+    "object in it": (nx.Graph(part=nx.Graph(scale=[1.0])), lambda value: value.graph["part"].graph.clear()),
     "module in a list": ([Reads(1.0)], lambda value: setattr(value[0], "value", 2.0)),
     "layer in it": ({"a": nn.Sequential(nn.Dropout(0.1))}, lambda value: setattr(value["a"][0], "p", 0.2)),
 }
