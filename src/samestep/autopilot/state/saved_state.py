@@ -505,7 +505,7 @@ _NO_OBJECTS = (*PLAIN, Tensor, Enum, type, ModuleType)
 _LISTED = (FunctionType, MethodType, BuiltinMethodType, np.ndarray)
 _LEFT_ALONE = ("torch", "samestep", "logging", "threading", "multiprocessing", "concurrent", "asyncio")
 """Packages whose objects have no state of a call, or that of other threads, which go on meanwhile."""
-_DEEPEST_IN_LIBRARIES = 4
+_DEEPEST_IN_LIBRARIES = 6
 """The number of steps from an object of a library to the deepest part that is saved: a guess."""
 _MOST_STORED = 256
 """Values in the objects of libraries that each call compares: a guess."""
