@@ -108,7 +108,7 @@ class MirrorState:
         objects += _objects_in(reach)
         for key, value in reach.values:
             _add_reached(key, value, values)
-        stored = saved_state.stored_in_libraries(reach.values)
+        stored = saved_state.named_in_libraries(module, reach.values)
         values.update((key, value) for key, value in stored if isinstance(value, PLAIN))
         for name, function in called_by(module):
             values[-2, name] = _code(function)

@@ -30,6 +30,7 @@ from samestep.autopilot.state.reachable_state import (
     is_record,
     modules_of,
     named_by,
+    names_in_code,
     reached,
     scripts_classes,
     shared_fields,
@@ -188,11 +189,21 @@ class SavedState:
 def stored_in_libraries(values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
     """Return what the objects of libraries among the values of `reached` store, such as a meter of a module.
 
-    These are the first of them, since a trainer has thousands, without its models and its data.
+    It is the first of it, since a trainer has very many values, without the trainer's models and data.
     """
     roots = [(key, value) for key, value in values if _is_of_library(value)]
     stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES) if roots else ()
     return [(key, value) for key, value in islice(stored, _MOST_STORED) if not _is_of_trainer(value)]
+
+
+def named_in_libraries(module: nn.Module, values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
+    """Return the part of `stored_in_libraries` that is in objects which the script's code names.
+
+    A trainer, which a library sets as an attribute of a module, counts each step.
+    """
+    roots = [(key, value) for key, value in values if _is_of_library(value)]
+    names = names_in_code(module) if roots else set()
+    return stored_in_libraries((key, value) for key, value in roots if key[1].partition(".")[0] in names)
 
 
 def _is_of_trainer(value: Any) -> bool:
