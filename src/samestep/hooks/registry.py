@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.machinery import ModuleSpec
@@ -191,10 +191,12 @@ class _FinderOf:
         if execute := getattr(loader, "exec_module", None):
 
             def exec_module(module: Any) -> None:
+                vars(loader).pop("exec_module", None)  # that of a zip file has more modules
                 execute(module)
                 self._then()
 
-            loader.exec_module = exec_module
+            with suppress(AttributeError):  # of a loader without attributes of its own
+                loader.exec_module = exec_module
         return spec
 
 
