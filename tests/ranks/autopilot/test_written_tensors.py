@@ -1,4 +1,4 @@
-"""What the slices of a call write into a tensor of the module is compared between the ranks."""
+"""Ranks compare the values that the slices of a call write into a tensor of the module."""
 
 from contextlib import nullcontext
 

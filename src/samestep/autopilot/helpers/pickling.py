@@ -254,7 +254,7 @@ def _refuse(unsent: "Unsent", *_: object) -> Any:
 class Unsent:
     """An object of a helper in place of one that cannot be sent; a slice that uses it fails.
 
-    A module may have a lock that no call uses. A copy of it would be another lock, which nobody releases.
+    A module may have a lock that no call uses. A copy of it would be another lock, which no code releases.
 
     Args:
         kind: the name of the object's class.
@@ -388,9 +388,16 @@ class _Unpickler(pickle.Unpickler):
 
 def pickled(value: Any, refer: Reference) -> bytes:
     """Return a value as bytes, with references in place of its tensors."""
+    content, _ = _dumped(value, refer)
+    return content
+
+
+def _dumped(value: Any, refer: Reference) -> tuple[bytes, bool]:
+    """Return a value as bytes, and whether something in it has a stand-in."""
     buffer = BytesIO()
-    _Pickler(buffer, refer).dump(value)
-    return buffer.getvalue()
+    pickler = _Pickler(buffer, refer)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.has_unsent
 
 
 def pickled_module(module: nn.Module, refer: Reference) -> bytes:
@@ -400,15 +407,12 @@ def pickled_module(module: nn.Module, refer: Reference) -> bytes:
         UnsentError: code that a call may run names an object that has no copy. Only a helper would notice
             that, while a check on the main rank put more into a queue, or a log, than one call does.
     """
-    buffer = BytesIO()
-    pickler = _Pickler(buffer, refer)
-    pickler.dump(module)
-    for name, value in _named_by_calls(module) if pickler.has_unsent else ():
-        trial = _Pickler(BytesIO(), lambda _: 0)
-        trial.dump(value)
-        if trial.has_unsent:
+    content, has_unsent = _dumped(module, refer)
+    for name, value in _named_by_calls(module) if has_unsent else ():
+        _, is_unsent = _dumped(value, lambda _: 0)
+        if is_unsent:
             raise UnsentError(f"it may use {name}, and no other process can have a copy of it")
-    return buffer.getvalue()
+    return content
 
 
 def _named_by_calls(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -191,9 +191,7 @@ def stored_in_libraries(values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, An
 
     It is the first of it, since a trainer has very many values, without the trainer's models and data.
     """
-    roots = [(key, value) for key, value in values if _is_of_library(value)]
-    stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES) if roots else ()
-    return [(key, value) for key, value in islice(stored, _MOST_STORED) if not _is_of_trainer(value)]
+    return _stored_in([(key, value) for key, value in values if _is_of_library(value)])
 
 
 def named_in_libraries(module: nn.Module, values: Iterable[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
@@ -203,7 +201,12 @@ def named_in_libraries(module: nn.Module, values: Iterable[tuple[Key, Any]]) -> 
     """
     roots = [(key, value) for key, value in values if _is_of_library(value)]
     names = names_in_code(module) if roots else set()
-    return stored_in_libraries((key, value) for key, value in roots if key[1].partition(".")[0] in names)
+    return _stored_in([(key, value) for key, value in roots if key[1].partition(".")[0] in names])
+
+
+def _stored_in(roots: Sequence[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
+    stored = walk(roots, _stored_in_library, depth=_DEEPEST_IN_LIBRARIES)
+    return [(key, value) for key, value in islice(stored, _MOST_STORED) if not _is_of_trainer(value)]
 
 
 def _is_of_trainer(value: Any) -> bool:

@@ -135,26 +135,22 @@ def test_code_of_torch_is_internal_and_that_of_other_libraries_is_not():
     assert is_internal_code(torch.__file__)
 
 
-def test_the_report_has_a_line_for_each_reason():
+@pytest.mark.parametrize(
+    ("reasons", "lines"),
+    [
+        (("few", "few", "a hook"), ["2 calls unsplit (few)", "1 call unsplit (a hook)"]),
+        (  # those that differ in sizes have one line, and those of other lines of code do not
+            ("size 12 of 2.5e-07 (net.py:3)", "size 9 of 0.4 (net.py:3)", "size 9 of 0.4 (net.py:4)"),
+            ["2 calls unsplit (size 12 of 2.5e-07 (net.py:3))", "1 call unsplit (size 9 of 0.4 (net.py:4))"],
+        ),
+    ],
+)
+def test_the_report_has_a_line_for_each_reason(reasons, lines):
     account = Account()
-    for why in ("few", "few", "a hook"):
+    for why in reasons:
         account.note_unsplit("Net at train.py:3", why)
 
-    assert [line.split(": ", 1)[1] for line in account.lines()] == [
-        "2 calls unsplit (few)",
-        "1 call unsplit (a hook)",
-    ]
-
-
-def test_reasons_that_differ_in_sizes_have_one_line_and_those_of_other_lines_do_not():
-    account = Account()
-    for why in ("size 12 of 2.5e-07 (net.py:3)", "size 9 of 0.4 (net.py:3)", "size 9 of 0.4 (net.py:4)"):
-        account.note_unsplit("Net at train.py:3", why)
-
-    assert [line.split(": ", 1)[1] for line in account.lines()] == [
-        "2 calls unsplit (size 12 of 2.5e-07 (net.py:3))",
-        "1 call unsplit (size 9 of 0.4 (net.py:4))",
-    ]
+    assert [line.split(": ", 1)[1] for line in account.lines()] == lines
 
 
 class Training:
