@@ -32,8 +32,10 @@ from samestep.hooks.registry import attached, attached_all, wrapping
 from samestep.hooks.thread_values import ThreadValue
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OPEN, _TEMPORARY = "open", "tempfile.mkdtemp"
 _EVENTS = frozenset(
     (
+        *(_OPEN, _TEMPORARY),
         *("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink"),
         *("os.truncate", "os.utime", "os.setxattr", "os.removexattr", "sqlite3.connect"),
         *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"),
@@ -77,12 +79,13 @@ def remove_temporary_folders() -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event == "tempfile.mkdtemp" and _are_watched[0]:
-        _temporary_folders.append(os.fsdecode(args[0]))
-    if event == "open":
-        if not _writes(*args):
-            return
-    elif event not in _EVENTS:
+    if event not in _EVENTS:  # first: Python announces each `id(...)`, too
+        return
+    if event == _TEMPORARY:
+        if _are_watched[0]:
+            _temporary_folders.append(os.fsdecode(args[0]))
+        return
+    if event == _OPEN and not _writes(*args):
         return
     if (_are_watched[0] or _is_comparing.get()) and not _is_of_library():
         raise WritesFileError(f"{event} {one_line(str(args))}")

@@ -335,11 +335,22 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
     return tuple(sorted(values, key=repr)) if base is set else values
 
 
+_methods_of_torch: dict[type, tuple[list[Any], int]] = {}
+"""The members of torch's layers when they were last read, all functions torch's own, and their number."""
+
+
 def _methods_id(kind: type) -> int:
     """Return a number that changes with the code of a class's methods, which a script may replace."""
     owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    members = chain.from_iterable([*vars(owner).values()] for owner in owners)  # other threads may add some
-    return hash(tuple(_identity(member) for member in members if isinstance(member, FunctionType)))
+    members = [member for owner in owners for member in [*vars(owner).values()]]  # other threads may add some
+    before, number = _methods_of_torch.get(kind, ([], 0))
+    if len(members) == len(before) and all(map(is_, members, before)):
+        return number
+    methods = [member for member in members if isinstance(member, FunctionType)]
+    number = hash(tuple(map(_identity, methods)))
+    if all(method.__module__.startswith("torch.") for method in methods):  # others may get other code
+        _methods_of_torch[kind] = members, number
+    return number
 
 
 def _digest_of(array: Any) -> str | None:

@@ -115,9 +115,8 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
 
 def _replacements() -> Iterator[tuple[Key, Any]]:
     """Yield the script's functions in place of torch's, which have closures, and read globals."""
-    for name, function in replaced_functions():
-        if next(functions_in(function), None) is not None:
-            yield (-1, name), function
+    for owner in _OWNERS:
+        yield from owner.of_script()
 
 
 def is_setting(value: Any) -> bool:
@@ -628,13 +627,13 @@ class _Owner:
         self._name, self._fields = name, vars(owner)
         self._first = dict(self._fields)
         self._last = [*self._fields.values()]
-        self._replaced: dict[str, Any] = {}
+        self._of_script: list[tuple[Key, Any]] = []
         self._key: Hashable = None
 
-    def replaced(self) -> dict[str, Any]:
-        """Return the functions that are others now, or new, by their names."""
+    def of_script(self) -> list[tuple[Key, Any]]:
+        """Return the functions that are others now, or new, and have code of the script."""
         self._read()
-        return self._replaced
+        return self._of_script
 
     def key(self) -> Hashable:
         """Return a value that changes with the code of one of them."""
@@ -646,12 +645,17 @@ class _Owner:
         if now == self._last:  # each call compares them, and functions are equal only to themselves
             return
         self._last = now
-        self._replaced = {
+        replaced = {
             f"{self._name}.{name}": value
             for name, value in [*self._fields.items()]
             if callable(value) and value is not self._first.get(name)
         }
-        self._key = frozenset((name, _code(function)) for name, function in self._replaced.items())
+        self._key = frozenset((name, _code(function)) for name, function in replaced.items())
+        self._of_script = [
+            ((-1, name), function)
+            for name, function in replaced.items()
+            if next(functions_in(function), None) is not None
+        ]
 
 
 _OWNERS = [
@@ -665,12 +669,6 @@ _OWNERS = [
         ("torch.fft", torch.fft),
     )
 ]
-
-
-def replaced_functions() -> Iterator[tuple[str, Any]]:
-    """Yield the functions of torch that are others than at first, or new, with their names."""
-    for owner in _OWNERS:
-        yield from owner.replaced().items()
 
 
 def key_of_replaced() -> Hashable:
