@@ -48,30 +48,28 @@ def test_a_model_that_agrees_on_the_first_batch_by_chance_stays_unsplit(compared
     assert (split, unsplit) == ((4, 4) if make is models.OwnBackward else (0, 8))
 
 
-def with_faulty_average(*, before):
-    """Train while gradients are averaged once too often: those of one rank's slices, or the averages."""
-    average = gradients._in_one_message
+def with_faulty_sum(*, before):
+    """Train while gradients are divided by the ranks: those of one rank's slices, or the sums."""
+    total = gradients._dense_sums
 
-    def faulty(world, weights, gradients, *factor):
+    def faulty(world, weights, gradients, add):
         def divided(tensors):
-            return [tensor / world.place.size for tensor in tensors]
+            return [None if tensor is None else tensor / world.place.size for tensor in tensors]
 
-        return (
-            average(world, weights, divided(gradients), *factor)
-            if before
-            else divided(average(world, weights, gradients, *factor))
-        )
+        if before:
+            return total(world, weights, divided(gradients), add)
+        return divided(total(world, weights, gradients, add))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradients, "_in_one_message", faulty)
+        patch.setattr(gradients, "_dense_sums", faulty)
         return models.trained(models.ZeroHead)
 
 
 @pytest.mark.parametrize(("before", "reason"), [(False, " 0.5 times"), (True, "samples")])
-def test_a_fault_of_the_function_that_averages_the_gradients_of_a_training_is_found(run, before, reason):
-    """Only this finds a check that averages gradients by other code than the training."""
+def test_a_fault_of_the_function_that_sums_the_gradients_of_a_training_is_found(run, before, reason):
+    """Only this finds a check that sums gradients by other code than the training."""
     serial = models.trained(models.ZeroHead)
-    found, split, unsplit, lines = run(2, partial(with_faulty_average, before=before))
+    found, split, unsplit, lines = run(2, partial(with_faulty_sum, before=before))
     assert found == pytest.approx(serial, rel=0, abs=1e-12)
     assert (split, unsplit) == (4, 4)  # split only without gradients
     parameter = next(iter(dict(models.ZeroHead().named_parameters())))

@@ -76,6 +76,33 @@ def test_all_types_sizes_and_operations_are_correct(processes, size):
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def sums_and_rows_on_main(world):
+    """Call the collectives whose result rank 0 has, with all sizes and types, between others."""
+    memory = on_one_host(world)._memory
+    rank, size = world.place.rank, world.place.size
+    for dtype in DTYPES:
+        for count in SIZES:
+            every = [tensor_of(one, count, dtype) for one in range(size)]
+            before = every[rank].clone()
+            total = memory.sum_on_main(every[rank])
+            assert torch.equal(every[rank], before)
+            exact = sum((one.double() for one in every), torch.zeros(count, dtype=torch.float64))
+            assert (total is None) == (rank > 0)
+            assert total is None or torch.equal(total.double(), exact.to(dtype).double()), (dtype, count)
+            memory.barrier()
+            parts = [one[: count - number if count > number else 0] for number, one in enumerate(every)]
+            targets = None if rank else [torch.full_like(part, 3) for part in parts]
+            memory.gather_on_main(parts[rank], targets, count)
+            for target, part in zip(targets or [], parts, strict=False):
+                assert torch.equal(target, part), (dtype, count)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rank_0_gets_sums_and_parts_of_unequal_lengths(processes, size):
+    """Only this finds a large sum that is written into the gradient of a rank, or a part of a last piece."""
+    processes.run(sums_and_rows_on_main, size)
+
+
 def strided(world):
     fast = on_one_host(world)
     matrix = torch.arange(12.0).view(3, 4) + world.place.rank

@@ -111,7 +111,7 @@ def on_ranks(loss, reading, y, size, dtype=D):
         assert value.dtype == dtype
         (0.7 * value).backward()
         world.all_reduce(weight.grad)
-        return value.detach(), weight.grad / size
+        return value.detach(), weight.grad
 
     return run_ranks(on_rank, size)
 
@@ -195,7 +195,7 @@ def test_the_mean_can_be_differentiated_twice():
         own = x[split.start : split.start + split.local].clone().requires_grad_()
         gradient = penalty(lambda value: ReducedOutput(PLAIN).gather(value, split), own)
         (second,) = torch.autograd.grad(gradient.sum(), own)
-        return gradient / 4, second / 4, split.start
+        return gradient, second, split.start
 
     for gradient, second, start in run_ranks(on_rank, 4):
         own = slice(start, start + len(gradient))
@@ -227,7 +227,7 @@ def test_gradients_of_samples_through_an_output_without_weight_leave_those_of_an
         masked_mean = ReducedOutput(PLAIN).gather((each * counts).sum() / counts.sum(), split)
         (masked_mean + ReducedOutput(PLAIN).gather(each.mean(), split)).backward()
         world.all_reduce(weight.grad)
-        return weight.grad / 2
+        return weight.grad
 
     def whole(s, y):
         each, counts = 2 * s.square().sum(1), (y >= 0).to(D)
@@ -304,7 +304,7 @@ def test_a_script_may_write_to_the_gathered_loss():
         loss.backward()
         metric = ReducedOutput(PLAIN).gather(own.mean(), split).detach()
         metric += loss
-        return loss.item(), own.grad / 2 - own.detach() / 12
+        return loss.item(), own.grad - own.detach() / 12
 
     for value, difference in run_ranks(on_rank, 2):
         assert value == pytest.approx(drawn(6).square().mean().item() / 4 + 1)

@@ -44,9 +44,10 @@ from samestep.autopilot.split.call_plans import ReducedOutput, SplitPlan, outcom
 from samestep.autopilot.split.call_signatures import are_few, sizes_of
 from samestep.autopilot.split.gradients import (
     TrainsError,
-    averages,
     gradients_of,
+    on_all,
     sparse_places,
+    sums,
     training_nothing,
     unaveraged,
 )
@@ -580,14 +581,14 @@ class EquivalenceCheck:
     ) -> str:
         """Return how the gradients of a split call differ; empty if they are equal.
 
-        As in a training, those of a slice begin with an N-th of the gradients of its outputs, and those of
-        parameters are averaged by the same function.
+        As in a training, those of parameters are summed by the same function.
         """
         value = dict(leaves(outcome(self._call.module, result.outputs, unsplit.sides)))
         of_parameters, of_inputs = self._leaf(arguments)
-        leaf, size = [*of_parameters.values(), *of_inputs.values()], self._world.place.size
-        factors = [factor / size for factor in expected.factors]
-        of_slice, failure = self._comparison.attempted(lambda: [*self._gradients(value, leaf, factors)])
+        leaf = [*of_parameters.values(), *of_inputs.values()]
+        of_slice, failure = self._comparison.attempted(
+            lambda: [*self._gradients(value, leaf, expected.factors)]
+        )
         if of_slice is None:
             return failure
         names = [*of_parameters, *of_inputs]
@@ -605,30 +606,28 @@ class EquivalenceCheck:
         precision: torch.dtype,
     ) -> str:
         """Return how the gradients of a split call differ for one factor; empty if they are equal."""
-        weights, size = [*of_parameters.values()], self._world.place.size
+        weights = [*of_parameters.values()]
         pairs = zip(of_slice, expected, strict=True)
         if not self._comparison.agreed(all((part is None) == (whole is None) for part, whole in pairs)):
             return "its slices have gradients of other parameters"
-        means, failure = self._comparison.attempted(
-            partial(self._averages, weights, of_slice[: len(weights)])
-        )
-        if means is None:
+        totals, failure = self._comparison.attempted(partial(self._sums, weights, of_slice[: len(weights)]))
+        if totals is None:
             return failure
-        of_inputs = (None if part is None else part * size for part in of_slice[len(weights) :])
-        split = [None if gradient is None else _dense(gradient) for gradient in (*means, *of_inputs)]
+        both = (*totals, *of_slice[len(weights) :])
+        split = [None if gradient is None else _dense(gradient) for gradient in both]
         why = self._first_other(names, split, expected, precision)
         if self._comparison.agreed(not why):
             return ""
         return why or "its gradients differ on another worker"
 
-    def _averages(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the averages of gradients, in messages that need little memory beside the check's."""
-        means: list[Tensor | None] = []
+    def _sums(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the sums of gradients, in messages that need little memory beside the check's."""
+        totals: list[Tensor | None] = []
         for group in groups(weights):
-            of_group = gradients[len(means) : len(means) + len(group)]
+            of_group = gradients[len(totals) : len(totals) + len(group)]
             sparse = sparse_places(self._call.module, group)
-            means += averages(self._world, group, of_group, sparse, factor=self._world.place.size)
-        return means
+            totals += sums(self._world, group, of_group, sparse, add=on_all)
+        return totals
 
     def _first_other(
         self,

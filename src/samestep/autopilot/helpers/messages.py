@@ -48,6 +48,14 @@ class Rows:
     shares: Sequence[range]
     """The samples of each rank."""
 
+    def of_helpers(self, tensor: Tensor) -> tuple[int, int, int] | None:
+        """Return the dimension, the first and the number of the rows that helpers read; None for all."""
+        rows = self.of_tensors.get(id(tensor))
+        if rows is None:
+            return None
+        first, end = self.shares[1].start * rows.every, self.shares[-1].stop * rows.every
+        return rows.dim, first, end - first
+
 
 def form_of(value: Any, tensors: list[Tensor]) -> Any:
     """Return what values have in common with others of the same form; collect their tensors.
@@ -131,8 +139,8 @@ class _MessageFile:
         with torch.inference_mode(mode=False):  # it is also written to outside of inference mode
             self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def put(self, value: Any) -> tuple[int, int, list[Place]]:
-        """Write a message; return the bounds of its header, which follows its tensors, and their places."""
+    def put(self, value: Any) -> tuple[int, int, list[tuple[Place, Tensor]]]:
+        """Write a message; return the bounds of its header, and the tensors before it with their places."""
         tensors: list[tuple[Place, Tensor]] = []
         end = 0
 
@@ -153,17 +161,21 @@ class _MessageFile:
             for place, tensor in tensors:
                 place.of(self._memory).copy_(tensor.detach())
             self._bytes[end : end + len(header)] = torch.frombuffer(header, dtype=torch.uint8)
-        return end, end + len(header), [place for place, _ in tensors]
+        return end, end + len(header), tensors
 
-    def put_again(self, views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of a message."""
+    def put_again(self, parts: "Sequence[_Part]", tensors: Sequence[Tensor]) -> None:
+        """Overwrite what helpers read of the tensors of a message."""
         with torch.no_grad(), torch.inference_mode(mode=False):
-            for view, tensor in zip(views, tensors, strict=True):
-                view.copy_(tensor)
+            for part, tensor in zip(parts, tensors, strict=True):
+                part.memory.copy_(tensor if part.rows is None else tensor.narrow(*part.rows))
 
-    def views(self, places: Sequence[Place]) -> list[Tensor]:
-        """Return the tensors at some places."""
-        return [place.of(self._memory) for place in places]
+    def parts(self, tensors: Sequence[tuple[Place, Tensor]], rows: Rows | None) -> "list[_Part]":
+        """Return the parts of tensors at some places that helpers read."""
+        parts: list[_Part] = []
+        for place, tensor in tensors:
+            memory, of_helpers = place.of(self._memory), None if rows is None else rows.of_helpers(tensor)
+            parts.append(_Part(memory if of_helpers is None else memory.narrow(*of_helpers), of_helpers))
+        return parts
 
 
 def _placed(tensor: Tensor, end: int) -> tuple[Place, int]:
@@ -189,11 +201,20 @@ _SLOTS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of a message, or its rows that helpers read."""
+
+    memory: Tensor
+    rows: tuple[int, int, int] | None
+    """The dimension, the first and the number of its rows; None for all of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Repeatable:
     """A message that helpers have kept: repeated, it has other tensors and another number."""
 
     file: int
-    views: Sequence[Tensor]
+    parts: Sequence[_Part]
 
 
 class KeptMessages(Generic[T]):
@@ -252,12 +273,12 @@ class MainLine(_Line):
         """Close the file of messages."""
         self._file.file.close()
 
-    def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:  # noqa: ARG002
-        """See `Line.send`; all helpers read the memory in which all rows are."""
-        begin, end, places = self._file.put(message)
+    def send(self, message: Any, *, key: Hashable = None, rows: Rows | None = None) -> None:
+        """See `Line.send`; all helpers read the memory in which all rows are, or in repeated ones theirs."""
+        begin, end, tensors = self._file.put(message)
         file, slot = self._file.file, -1
         if key is not None:
-            slot = self._kept.keep(key, _Repeatable(file.number, self._file.views(places)))
+            slot = self._kept.keep(key, _Repeatable(file.number, self._file.parts(tensors, rows)))
         self._signal(file.descriptor, file.size, file.number, begin, end, slot, 0, 0)
 
     def repeat(self, key: Hashable, tensors: Sequence[Tensor], call: int, released: Sequence[int]) -> bool:
@@ -266,7 +287,7 @@ class MainLine(_Line):
         if kept is None or kept[1].file != self._file.file.number or len(released) > MOST_RELEASED:
             return False
         slot, known = kept
-        self._file.put_again(known.views, tensors)
+        self._file.put_again(known.parts, tensors)
         if released:
             padded = [*released, *[0] * (MOST_RELEASED - len(released))]
             _RELEASED.pack_into(self._memory, self._releases, *padded)

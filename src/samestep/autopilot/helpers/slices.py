@@ -31,10 +31,11 @@ from samestep.autopilot.split.call_plans import (
 )
 from samestep.autopilot.split.gradients import (
     SliceGradients,
-    averages,
     gradients_of,
     leaves_of,
+    on_main,
     sparse_places,
+    sums,
     unaveraged,
 )
 from samestep.autopilot.split.loss_reduction import watching_reductions
@@ -306,18 +307,14 @@ class RankSlices:
     def backward(
         self, graph: CallGraph, of_outputs: Sequence[Tensor | None], *, retain: bool
     ) -> list[Tensor | None]:
-        """Return the gradients of the graph's sources, given those of its outputs; equal on all ranks."""
-        # Of an N-th: a slice has N times its part, which would exceed float16 before the whole does, so that
-        # a gradient scaler would skip other steps.
-        size = self.world.place.size
+        """Return the gradients of the graph's sources on the main rank, given those of its outputs."""
         both = zip(graph.outputs, of_outputs, strict=True)
-        pairs = [(out, grad / size) for out, grad in both if grad is not None]
+        pairs = [(out, grad) for out, grad in both if grad is not None]
         outputs, weights = [out for out, _ in pairs], graph.sources[: graph.num_weights]
         with unaveraged(outputs), without_hooks(weights):
             gradients = gradients_of(outputs, graph.sources, [grad for _, grad in pairs], retain=retain)
-        of_weights = averages(self.world, weights, gradients[: len(weights)], graph.sparse, factor=size)
-        of_inputs = gradients[len(weights) :]
-        return [*of_weights, *(None if gradient is None else gradient * size for gradient in of_inputs)]
+        of_weights = sums(self.world, weights, gradients[: len(weights)], graph.sparse, add=on_main)
+        return [*of_weights, *gradients[len(weights) :]]
 
 
 class ExitsError(Exception):

@@ -412,11 +412,11 @@ class NodeCall:
         elif self._has_other_state():
             self._signature.stay_unsplit(OTHER_IN_BACKWARD)
         else:
-            averages = self._calls.backward(self._number, gradients, self._signature, retain=retain)
-            if averages is not None:
+            computed = self._calls.backward(self._number, gradients, self._signature, retain=retain)
+            if computed is not None:
                 if is_modified:
                     self._signature.stay_unsplit(MODIFIED)
-                return averages
+                return computed
         if is_modified or self._versions_now() != self._versions_of_inputs:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "

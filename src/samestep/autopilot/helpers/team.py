@@ -232,6 +232,16 @@ class MemoryTeamWorld(DerivedWorld):
             parts = self._memory.all_gather(_bytes(tensor))
         return [part.view(torch.bool) for part in parts] if tensor.dtype is torch.bool else parts
 
+    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
+        """See `World.sum_on_main`."""
+        with self.step.collective():
+            return self._memory.sum_on_main(tensor)
+
+    def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
+        """See `World.gather_on_main`."""
+        with self.step.collective():
+            self._memory.gather_on_main(part, targets, most)
+
     def barrier(self) -> None:
         """See `World.barrier`."""
         with self.step.collective():

@@ -69,7 +69,7 @@ def mean_over_ranks(
 
     With the weight w of each rank's mean m, the divisor of its sum::
 
-        mean = sum of w m / sum of w            gradient of a rank's m: N w / sum of w, for N ranks
+        mean = sum of w m / sum of w            gradient of a rank's m: w / sum of w
 
     A slice whose samples are all ignored has the mean 0 / 0. Its weight is 0, so its value and its gradient
     have no part in those of the batch. If all ranks have the weight 0, so has the batch, and its mean is
@@ -123,7 +123,7 @@ def mean_over_ranks(
         raise_now(_are_not_proportional(table), _NOT_PROPORTIONAL)
     if not (part.requires_grad and torch.is_grad_enabled()):
         return mean.clone()  # no view, which a script may not write to
-    factor = weighted.weight * world.place.size / total
+    factor = weighted.weight / total
     if weighted.is_ignored is not None:
         factor = factor.masked_fill(total == 0, 1.0)
         _exclude(part, weighted.is_ignored & (total != 0), reading)
@@ -223,7 +223,7 @@ class ReplicatedOutput:
         largest, negative_least, size = message.unbind()
         tolerated = _EQUAL * size + _rounding(part)
         raise_now(largest + negative_least > tolerated, _DEPENDS)
-        return part
+        return split.replicated(part)
 
 
 def digest_of(value: Tensor) -> tuple[Tensor, Tensor]:
@@ -520,4 +520,9 @@ def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: Batc
             f"{name} returns or keeps other tensors than in its first call of this signature, which "
             "cannot be gathered."
         )
-    return mapped(value, lambda path, part: gatherings[path].gather(part, split))
+    # Helpers slice what a module keeps before the next call.
+    kept = {id(part) for path, part in leaves(value) if path[0] != 0}
+    for_main = replace(split, is_for_main=True)
+    return mapped(
+        value, lambda path, part: gatherings[path].gather(part, split if id(part) in kept else for_main)
+    )

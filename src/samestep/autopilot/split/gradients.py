@@ -1,7 +1,7 @@
-"""Averages the gradients of slices, also those that a forward computes itself by `torch.autograd.grad`.
+"""Sums the gradients of slices, and averages those that a forward computes itself by `torch.autograd.grad`.
 
-The backward of a split call and the equivalence check call the same function, `averages`: with a fault of it,
-the check fails, and no call is split.
+The backward of a split call and the equivalence check call the same function, `sums`: with a fault of it, the
+check fails, and no call is split.
 
 A call that trains, by a backward or a step of an optimizer, cannot be computed for a comparison, because the
 states of optimizers and the gradients of parameters would be those after several calls. It cannot be split
@@ -11,7 +11,7 @@ either: its backward would be of a slice.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -178,25 +178,44 @@ def sparse_places(module: nn.Module, weights: Sequence[Tensor]) -> frozenset[int
     return frozenset(place for place, weight in enumerate(weights) if id(weight) in sparse)
 
 
-def averages(
+Sum: TypeAlias = Callable[[World, Tensor], Tensor | None]
+"""Sums a tensor over the ranks, in new memory; returns None on a rank that does not need the sum."""
+_APART = 1 << 18
+"""Bytes from which a gradient is summed alone, so that it is not copied into a message of several, and out of
+it. A guess: a message of its own costs about as much as a copy of so many bytes."""
+
+
+def on_all(world: World, tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks, on all of them."""
+    total = tensor.detach().clone()
+    world.all_reduce(total)
+    return total
+
+
+def on_main(world: World, tensor: Tensor) -> Tensor | None:
+    """Return the sum of a tensor over the ranks, on the main one."""
+    return world.sum_on_main(tensor)
+
+
+def sums(
     world: World,
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     sparse: frozenset[int],
     *,
-    factor: int = 1,
+    add: Sum,
 ) -> list[Tensor | None]:
-    """Return the averages of gradients over the ranks, times a factor; all ranks call this.
+    """Return the sums of gradients over the ranks; all ranks call this.
 
     Args:
         world: the ranks.
         weights: the weights.
         gradients: the gradient of each weight on this rank, of the weight's shape; None for zero.
         sparse: the places of weights that may get sparse gradients.
-        factor: what the averages are multiplied by.
+        add: `on_all`, or `on_main`.
 
     Returns:
-        the average for each weight, times the factor; None where no rank has a gradient.
+        the sum for each weight; None where no rank has a gradient, and on a rank that does not need the sums.
     """
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, weight in enumerate(weights):
@@ -204,20 +223,20 @@ def averages(
             by_kind.setdefault((weight.device, weight.dtype), []).append(place)
     result: list[Tensor | None] = [None] * len(weights)
     for places in by_kind.values():
-        of_kind = _in_one_message(
-            world, [weights[place] for place in places], [gradients[place] for place in places], factor
+        of_kind = _dense_sums(
+            world, [weights[place] for place in places], [gradients[place] for place in places], add
         )
-        for place, average in zip(places, of_kind, strict=True):
-            result[place] = average
+        for place, total in zip(places, of_kind, strict=True):
+            result[place] = total
     for place in sorted(sparse):
-        result[place] = _of_rows(world, weights[place], gradients[place], factor)
+        result[place] = _of_rows(world, weights[place], gradients[place])
     return result
 
 
-def _in_one_message(
-    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: int
+def _dense_sums(
+    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], add: Sum
 ) -> list[Tensor | None]:
-    """Return the averages of dense gradients of one device and dtype, times a factor."""
+    """Return the sums of dense gradients of one device and dtype."""
     parts = [
         (torch.zeros_like(weight) if gradient is None else gradient).reshape(-1)
         for weight, gradient in zip(weights, gradients, strict=True)
@@ -226,30 +245,34 @@ def _in_one_message(
     is_there = parts[0].new_ones(len(weights))
     for number in (number for number, has_gradient in enumerate(is_own) if not has_gradient):
         is_there[number] = 0
-    flat = torch.cat([*parts, is_there])
-    world.average_later(flat).wait()
-    *of_weights, is_there = torch.split(flat, [*(part.numel() for part in parts), len(weights)])
+    together = [part for part in parts if part.nbytes < _APART]
+    total = add(world, torch.cat([*together, is_there]))
+    alone = iter([add(world, part) for part in parts if part.nbytes >= _APART])
+    if total is None:
+        return [None] * len(weights)
+    *shared, is_there = torch.split(total, [*(part.numel() for part in together), len(weights)])
     # A device is read only if a gradient is missing here, which another rank may have.
     shares = is_own if all(is_own) else is_there.tolist()
     # With memory and a version of its own: it may be changed, kept or saved without the others.
+    copies = (part.clone() for part in shared)
+    of_weights = [next(alone if part.nbytes >= _APART else copies) for part in parts]
     return [
-        part.view(weight.shape).mul(factor) if share else None
+        part.view(weight.shape) if share and part is not None else None
         for weight, part, share in zip(weights, of_weights, shares, strict=True)
     ]
 
 
-def _of_rows(world: World, weight: Tensor, gradient: Tensor | None, factor: int) -> Tensor | None:
-    """Return the average, times a factor, of gradients of which each rank has the rows its samples use.
+def _of_rows(world: World, weight: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the sum of gradients of which each rank has the rows its samples use.
 
     It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
     """
     gradients = [rows for rows in world.all_gather_objects(gradient) if rows is not None]
     if not gradients:
         return None
-    size = world.place.size
     if not all(rows.is_sparse for rows in gradients):
         dense = [rows.to_dense() if rows.is_sparse else rows for rows in gradients]
-        return torch.stack(dense).sum(0) * factor / size
+        return torch.stack(dense).sum(0)
     indices = torch.cat([rows._indices() for rows in gradients], dim=1)  # noqa: SLF001 - uncoalesced
-    values = torch.cat([rows._values() for rows in gradients]) * factor / size  # noqa: SLF001
+    values = torch.cat([rows._values() for rows in gradients])  # noqa: SLF001
     return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)

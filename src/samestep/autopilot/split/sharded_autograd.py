@@ -1,16 +1,15 @@
 """Slices a batch into one part per rank, and gathers the parts, with gradients.
 
-Each of the first two is the derivative of the other, except for the number of ranks N::
+Each of the first two is the derivative of the other::
 
                       forward                          backward
-    sliced            this rank's slice of x           N-th part of the gathered gradients
-    gathered          all ranks' slices as one         N times this rank's slice of the gradient
-    shared            x, for this rank's slice         mean of the ranks' gradients
+    sliced            this rank's slice of x           all ranks' gradients as one
+    gathered          all ranks' slices as one         this rank's slice of the gradient
+    shared            x, for this rank's slice         sum of the ranks' gradients
+    replicated        what each rank computes          N-th part of the gradient, for N ranks
 
-The factors exist because gradients are averaged over ranks. Computations that every rank executes on the
-whole batch have the same gradient on all ranks, which the average does not change. Computations on a slice
-have N times their part of the gradient, and the average of the ranks is the sum of the parts. Each derivative
-uses these functions again, so both can be differentiated twice.
+So the sum over the ranks of the gradients of a weight is that of the whole batch. Each derivative uses these
+functions again, so both can be differentiated twice.
 """
 
 import math
@@ -40,6 +39,8 @@ class BatchSplit:
     total: int  # number of samples of the batch
     of_list: bool = False
     """Whether the samples are the parts of a list: ranks then may execute different numbers of operations."""
+    is_for_main: bool = False
+    """Whether only the main rank uses what is gathered: others have a tensor of its shape, all zeros."""
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -73,6 +74,13 @@ class BatchSplit:
         result: Tensor = _Share.apply(whole, self)  # type: ignore[no-untyped-call]
         return result
 
+    def replicated(self, part: Tensor) -> Tensor:
+        """Return what all ranks have computed alike, of which each has a part of the gradient."""
+        if not (part.requires_grad and torch.is_grad_enabled()):
+            return part
+        result: Tensor = _Replicate.apply(part, self.world.place.size)  # type: ignore[no-untyped-call]
+        return result
+
     def gathered(
         self, part: Tensor, dim: int, *, every: int = 1, order: tuple[int, ...] | None = None
     ) -> Tensor:
@@ -95,7 +103,7 @@ class _Slice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         whole = ctx.split.gathered(grad, ctx.dim, every=ctx.every)
-        return whole / ctx.split.world.place.size, None, None, None
+        return whole, None, None, None
 
 
 class _Share(torch.autograd.Function):
@@ -106,7 +114,18 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.split.summed(grad, 1 / ctx.split.world.place.size), None
+        return ctx.split.summed(grad), None
+
+
+class _Replicate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad / ctx.size, None
 
 
 class _Gather(torch.autograd.Function):
@@ -116,21 +135,25 @@ class _Gather(torch.autograd.Function):
     ) -> Tensor:
         ctx.split, ctx.dim, ctx.every = split, dim, every
         lengths = [count * every for count in split.counts]
-        if order is None:
-            return gather(split.world, part, dim, lengths).contiguous()
-        whole = gather(split.world, part.permute(order), order.index(dim), lengths)
+        order = order or tuple(range(part.dim()))
+        collect = gathered_on_main if split.is_for_main else gather
+        whole = collect(split.world, part.permute(order), order.index(dim), lengths)
+        if whole is None:
+            shape = [*part.shape]
+            shape[dim] = sum(lengths)
+            return part.new_zeros(()).expand(shape)
         return whole.contiguous().permute(inverse(order))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         part = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
-        return part * ctx.split.world.place.size, None, None, None, None
+        return part, None, None, None, None
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, world: World, weight: float) -> Tensor:
-        ctx.factor = weight * world.place.size
+        ctx.weight = weight
         if weight == 0:
             total = torch.zeros_like(part)
         else:
@@ -140,7 +163,7 @@ class _Add(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad * ctx.factor, None, None
+        return grad if ctx.weight == 1 else grad * ctx.weight, None, None
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -162,7 +185,10 @@ def in_place_of(part: Tensor, value: Tensor, factor: Tensor) -> Tensor:
 
 
 _INPUTS = frozenset({_Slice._backward_cls, _Share._backward_cls})  # noqa: SLF001 - the types of their nodes
-_ALL = _INPUTS | {_Gather._backward_cls, _Add._backward_cls, _InPlaceOf._backward_cls}  # noqa: SLF001
+_ALL = _INPUTS | {
+    node._backward_cls  # noqa: SLF001
+    for node in (_Replicate, _Gather, _Add, _InPlaceOf)
+}
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[Any]:
@@ -257,6 +283,18 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
         for gathered, length in zip(parts, lengths, strict=True)
     ]
     return torch.cat(rows).movedim(0, dim)
+
+
+def gathered_on_main(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor | None:
+    """Return what `gather` does on the main rank, and None on the others."""
+    flat = part.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
+    whole, targets = None, None
+    if world.place.is_main:
+        whole = flat.new_empty((sum(lengths), *flat.shape[1:]))
+        targets = [rows.view(-1).view(torch.uint8) for rows in torch.split(whole, [*lengths])]
+    most = max(lengths) * math.prod(flat.shape[1:]) * flat.element_size()
+    world.gather_on_main(flat.view(-1).view(torch.uint8), targets, most)
+    return None if whole is None else whole.movedim(0, dim)
 
 
 def memory_order(tensor: Tensor) -> list[int]:

@@ -171,6 +171,41 @@ class SharedMemory:
                 self._reduce_piece(flat[part], op, load)
         put_back(flat, tensor)
 
+    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
+        """Return the sum of `tensor` over all ranks on rank 0, and None on the others."""
+        with self._begin("sum_on_main", tensor):
+            flat = flattened(tensor)
+            total = None if self._rank else torch.empty_like(flat)
+            if flat.nbytes * self._size <= SMALL:
+                halves = self._halves(flat)
+                if self._rank:
+                    halves[self._rank].copy_(flat)
+                self._handover()
+                if total is not None:
+                    reduce_in_rank_order("sum", [flat, *halves[1:]], total)
+            else:
+                for part in pieces(flat):
+                    self._sum_piece(flat[part], None if total is None else total[part])
+        return None if total is None else total.view(tensor.shape)
+
+    def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
+        """See `World.gather_on_main`."""
+        with self._begin("gather_on_main", part[:0], f"gather_on_main of up to {most}"):
+            elements = PIECE // part.element_size()
+            for start in range(0, max(1, most), elements):
+                where = slice(start, min(start + elements, most))
+                halves = self._halves_of(part.dtype, where.stop - where.start)
+                if self._rank:
+                    piece = part[where]
+                    halves[self._rank][: len(piece)] = piece
+                self._handover()
+                for rank, target in enumerate(targets or ()):
+                    if rank:
+                        piece = target[where]
+                        piece.copy_(halves[rank][: len(piece)])
+        if targets is not None:
+            targets[0].copy_(part)
+
     def fold(self, parts: Sequence[Tensor], counts: Sequence[int], folding: Folding) -> None:
         """Run `samestep.parallel.exact.summation_tree.fold`."""
         first, rows = parts[0], max(counts)
@@ -220,6 +255,25 @@ class SharedMemory:
             if number != rank:
                 part.copy_(slots[number][number])
 
+    def _sum_piece(self, piece: Tensor, total: Tensor | None) -> None:
+        """Sum one piece into `total` on rank 0: each rank computes its share, and rank 0 copies them."""
+        views, rank = self._views_of(piece), self._rank
+        slots = views.by_part[self._half]
+        shares = [piece[part] for part in views.parts]
+        for number, share in enumerate(shares):
+            if number != rank:
+                slots[rank][number].copy_(share)
+        self._handover(swap=False)
+        summands = [of_rank[rank] for of_rank in slots]
+        summands[rank] = shares[rank]
+        # No rank has read this share of this rank's slot.
+        reduce_in_rank_order("sum", summands, slots[rank][rank] if total is None else total[views.parts[0]])
+        self._handover()
+        if total is not None:
+            for number, part in enumerate(views.parts):
+                if number:
+                    total[part] = slots[number][number]
+
     def _fold_whole(
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
     ) -> None:
@@ -258,11 +312,18 @@ class SharedMemory:
 
     def _halves(self, piece: Tensor) -> list[Tensor]:
         """Return the views of a piece in all ranks' slots, in the current half."""
-        return self._views_of(piece).halves[self._half]
+        return self._halves_of(piece.dtype, piece.numel())
+
+    def _halves_of(self, dtype: torch.dtype, count: int) -> list[Tensor]:
+        """Return the views of `count` elements in all ranks' slots, in the current half."""
+        return self._views_for(dtype, count, 0).halves[self._half]
 
     def _views_of(self, piece: Tensor, begin: int = 0) -> _Views:
         """Return the views of a piece from byte `begin` of the slots on."""
-        key = piece.dtype, piece.numel(), begin
+        return self._views_for(piece.dtype, piece.numel(), begin)
+
+    def _views_for(self, dtype: torch.dtype, count: int, begin: int) -> _Views:
+        key = dtype, count, begin
         views = self._views.get(key)
         if views is None:
             if len(self._views) >= _MOST_VIEWS:

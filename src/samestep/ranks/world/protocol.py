@@ -5,12 +5,13 @@ In the world of one rank (`SoloWorld`) every collective is the identity.
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from samestep.base.errors import Error, WorldError
 from samestep.base.place import Place
@@ -110,6 +111,15 @@ class World(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in rank order."""
 
+    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
+        """Return the sum of `tensor` over all ranks on rank 0, in new memory; None on the others."""
+
+    def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
+        """Copy the `part` of each rank into that of the `targets` on rank 0; they are None on the others.
+
+        All are contiguous tensors of one dimension with up to `most` elements, the same number on all ranks.
+        """
+
     def barrier(self) -> None:
         """Return once every rank has called this."""
 
@@ -169,6 +179,19 @@ class DerivedWorld:
         """See `World.average_later`."""
         tensor.detach().div_(self.place.size)
         return self.all_reduce_later(tensor)
+
+    def sum_on_main(self: World, tensor: Tensor) -> Tensor | None:
+        """See `World.sum_on_main`."""
+        total = tensor.detach().clone()
+        self.all_reduce(total)
+        return total if self.place.is_main else None
+
+    def gather_on_main(self: World, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
+        """See `World.gather_on_main`; shorter parts are padded."""
+        missing = most - part.numel()
+        gathered = self.all_gather(pad(part, (0, missing)) if missing else part)
+        for target, padded in zip(targets or (), gathered, strict=False):
+            target.copy_(padded[: target.numel()])
 
     def sum(self: World, value: float) -> float:
         """See `World.sum`."""
