@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.autograd import grad
 
+from samestep.autopilot.split.call_plans import ConcatenatedOutput
 from samestep.autopilot.split.sharded_autograd import BatchSplit
+from samestep.base.errors import UsageError
 from samestep.ranks.world.thread_world import run_ranks
 
 
@@ -104,3 +106,19 @@ def test_the_gradient_of_a_shared_tensor_is_the_serial_one_on_each_rank(size):
 
     for found in run_ranks(on_each_rank, size):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [(5, 4), (4, 5), (5, 5)])
+def test_rows_that_are_no_multiple_of_the_samples_are_refused(rows):
+    """Only this finds rows that a model selects, and that are cut off where a slice has more of them."""
+
+    def on_each_rank(world):
+        part = torch.ones(rows[world.place.rank], 2)
+        split = BatchSplit(world, 8)
+        if part.size(0) % split.local:
+            with pytest.raises(UsageError):
+                ConcatenatedOutput(0, (0, 1)).gather(part, split)
+            return True
+        return False
+
+    assert run_ranks(on_each_rank, 2) == [number == 5 for number in rows]

@@ -204,6 +204,12 @@ _DEPENDS = (
 )
 
 
+_OTHER_ROWS = (
+    "a model returns rows whose number is no multiple of the samples, and did so in its first call. Keep its "
+    "calls unsplit: samestep.batch_dim(model, dim=None)."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicatedOutput:
     """An output that does not depend on the samples, and is equal on all ranks."""
@@ -258,7 +264,11 @@ class ConcatenatedOutput:
     expanded: tuple[int, ...] = ()
 
     def gather(self, part: Tensor, split: BatchSplit, *, is_compared: bool = False) -> Tensor:  # noqa: ARG002
-        """Return the gathered rows of all samples."""
+        """Return the gathered rows of all samples.
+
+        Raises:
+            UsageError: the slice has another number of rows than a multiple of its samples.
+        """
         sizes = [part.size(dim) if dim in self.expanded else -1 for dim in range(part.dim())]
         for dim in self.expanded:
             part = part.narrow(dim, 0, 1)
@@ -266,7 +276,9 @@ class ConcatenatedOutput:
         return whole.expand(sizes) if self.expanded else whole
 
     def _gather(self, part: Tensor, split: BatchSplit) -> Tensor:
-        every = part.size(self.dim) // split.local
+        every, rest = divmod(part.size(self.dim), split.local)
+        if rest:
+            raise UsageError(_OTHER_ROWS)
         if not self.inner:
             return split.gathered(part, self.dim, every=every, order=self.order)
         rows: Tensor = torch.unflatten(part, self.dim, (every, split.local))
