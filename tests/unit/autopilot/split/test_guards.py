@@ -1,6 +1,7 @@
 """Values of outputs and attributes, beside tensors, that may depend on the slice."""
 
 import io
+import itertools
 import logging
 import random
 import sys
@@ -264,3 +265,24 @@ def test_the_hook_for_activation_checkpoints_suits_slices():
     assert hooked_module(model) == "0"
     make_inputs_require_grads.__module__ = "transformers.modeling_utils"
     assert hooked_module(model) is None
+
+
+def test_a_method_of_a_layer_of_torch_is_a_guard_however_it_is_replaced():
+    """Only this finds code that is new in the same function, as a notebook reloads a file with it."""
+
+    def scaled(self, x):
+        return nn.functional.linear(x, self.weight, self.bias) * 2
+
+    def centered(self, x):
+        return nn.functional.linear(x - x.mean(0), self.weight, self.bias)
+
+    layer = nn.Linear(2, 2)
+    guards = [plain_attributes(layer)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", scaled)
+        guards.append(plain_attributes(layer))
+        scaled.__code__ = centered.__code__
+        guards.append(plain_attributes(layer))
+    guards.append(plain_attributes(layer))
+    assert guards[0] == guards[3]
+    assert all(first != second for first, second in itertools.pairwise(guards))
