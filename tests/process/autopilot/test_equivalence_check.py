@@ -52,13 +52,13 @@ def with_faulty_sum(*, before):
     """Train while gradients are divided by the ranks: those of one rank's slices, or the sums."""
     total = gradients._dense_sums
 
-    def faulty(world, weights, gradients, add):
+    def faulty(world, weights, gradients):
         def divided(tensors):
             return [None if tensor is None else tensor / world.place.size for tensor in tensors]
 
         if before:
-            return total(world, weights, divided(gradients), add)
-        return divided(total(world, weights, gradients, add))
+            return total(world, weights, divided(gradients))
+        return divided(total(world, weights, gradients))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "_dense_sums", faulty)

@@ -94,6 +94,46 @@ def followed():
     return found
 
 
+class Retrieves(Attends):
+    """Compares its first argument, whose rows are samples, with all rows of the second."""
+
+    def forward(self, queries, keys):
+        return self.query(queries).tanh() @ keys.mT
+
+
+def retrieved():
+    model, encoder, found = Retrieves(), Follows(), []
+    for number in range(4):
+        x = torch.linspace(-2, number, 32, dtype=torch.float64).sin().view(8, 4)
+        rows = encoder.query(x)
+        (model(rows, rows) * x.sum()).square().mean().backward()
+        found += model.query.weight.grad.flatten().tolist() + encoder.query.weight.grad.flatten().tolist()
+    return found
+
+
+def changed_in_place():
+    """Change gradients as scripts of meta-learning do; torch allows it for none that is a view."""
+    model, found = nn.Conv1d(4, 4, 1, dtype=torch.float64), []
+    rate = torch.ones((), dtype=torch.float64, requires_grad=True)
+    for parameter in model.parameters():
+        parameter.data = torch.linspace(-1, 1, parameter.numel()).double().view(parameter.shape)
+    for number in range(3):
+        x = torch.linspace(-2, number, 48, dtype=torch.float64).view(6, 4, 2)
+        for gradient in torch.autograd.grad(model(x).square().mean(), [*model.parameters()]):
+            found += gradient.detach_().mul_(rate * 2).flatten().tolist()
+    return found
+
+
+def traced_call():
+    """Call a module whose forward torch has compiled from text: its function has no name of a module."""
+    model, found = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 2, dtype=torch.float64), nn.Tanh())), []
+    for parameter in model.parameters():
+        parameter.data = torch.linspace(-1, 1, parameter.numel()).double().view(parameter.shape)
+    for number in range(3):
+        found += model(torch.linspace(-2, number, 24, dtype=torch.float64).view(6, 4)).flatten().tolist()
+    return found
+
+
 class Scales(Attends):
     def forward(self, x):
         return self.query(x) * getattr(x, "scale", 1)
@@ -197,3 +237,11 @@ def test_an_input_of_which_a_forward_lets_autograd_follow_the_use_gets_its_gradi
 
 def test_a_tensor_with_attributes_of_the_script_is_not_sliced(compared):
     assert compared(scaled)[0] == 1
+
+
+@pytest.mark.parametrize(("work", "counts"), [(retrieved, 4), (changed_in_place, 3), (traced_call, 3)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_arguments_at_two_places_views_and_traced_modules(compared, work, counts, size):
+    """Only these find a graph that keeps the memory of a message, and a gradient that is a view."""
+    split, _, lines = compared(work, size=size)
+    assert split >= counts, lines

@@ -84,11 +84,13 @@ def sums_and_rows_on_main(world):
         for count in SIZES:
             every = [tensor_of(one, count, dtype) for one in range(size)]
             before = every[rank].clone()
-            total = memory.sum_on_main(every[rank])
+            totals = memory.sum_on_main([every[rank][:2], every[rank], every[rank][:3], every[rank]])
             assert torch.equal(every[rank], before)
+            assert (totals is None) == (rank > 0)
             exact = sum((one.double() for one in every), torch.zeros(count, dtype=torch.float64))
-            assert (total is None) == (rank > 0)
-            assert total is None or torch.equal(total.double(), exact.to(dtype).double()), (dtype, count)
+            for total, whole in zip(totals or [], [exact[:2], exact, exact[:3], exact], strict=False):
+                assert not total._is_view()
+                assert torch.equal(total.double(), whole.to(dtype).double()), (dtype, count)
             memory.barrier()
             parts = [one[: count - number if count > number else 0] for number, one in enumerate(every)]
             targets = None if rank else [torch.full_like(part, 3) for part in parts]

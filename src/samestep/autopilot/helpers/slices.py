@@ -1,8 +1,8 @@
 """Computes this rank's part of a check, a call or a backward; all ranks run it equally."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ from samestep.autopilot.split.gradients import (
     SliceGradients,
     gradients_of,
     leaves_of,
-    on_main,
     sparse_places,
     sums,
     unaveraged,
@@ -119,7 +118,7 @@ class CallGraph:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """The outputs of a call."""
+    """The outputs of a call; on a helper those that the script gets are zeros in the shape of the whole."""
 
     outputs: Any
     """As the module returned them, for the whole batch."""
@@ -208,7 +207,7 @@ class RankSlices:
         carried: Sequence[SideOutput] = (),
         before: RngState | None = None,
     ) -> CallResult:
-        """Compute this rank's slice of a call; return the outputs of the whole batch.
+        """Compute this rank's slice of a call; return the outputs of the whole batch on the main rank.
 
         Args:
             plan: the way to split it.
@@ -226,7 +225,7 @@ class RankSlices:
         total = arguments.total(plan.dims)
         assert total is not None
         split = batch_split(self.world, plan.dims, total)
-        inputs = _Inputs(copies=self._copies)
+        inputs = _Inputs(rows_of_inputs(arguments, plan) if self._copies else (), copies=self._copies)
         separate = arguments.changed(inputs.argument)
         states = tuple(dict.fromkeys((*plan.sides, *carried)))
         _, state = outcome(module, None, states)
@@ -235,7 +234,7 @@ class RankSlices:
             slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
-        part = separate.sliced(split, plan.dims)
+        part = separate.sliced(replace(split, is_for_main=True), plan.dims)  # its backward gathers gradients
         if self._copies:
             part = part.changed(_copied)
         returned = ReturnedTensors(part, arguments, plan.dims)
@@ -313,7 +312,7 @@ class RankSlices:
         outputs, weights = [out for out, _ in pairs], graph.sources[: graph.num_weights]
         with unaveraged(outputs), without_hooks(weights):
             gradients = gradients_of(outputs, graph.sources, [grad for _, grad in pairs], retain=retain)
-        of_weights = sums(self.world, weights, gradients[: len(weights)], graph.sparse, add=on_main)
+        of_weights = sums(self.world, weights, gradients[: len(weights)], graph.sparse)
         return [*of_weights, *gradients[len(weights) :]]
 
 
@@ -401,23 +400,32 @@ def _with_originals(
 
 
 class _Inputs:
-    """The inputs of a call that may get gradients, and copies of them at which the call's graph ends."""
+    """The inputs of a call that may get gradients, and copies of them at which the call's graph ends.
 
-    def __init__(self, *, copies: bool) -> None:
-        self._copies_memory = copies
+    Args:
+        sliced: the ids of arguments of which only a slice is used.
+        copies: whether arguments are in memory that others write.
+    """
+
+    def __init__(self, sliced: Collection[int], *, copies: bool) -> None:
+        self._sliced, self._copies_memory = sliced, copies
         self.copies: list[Tensor] = []
         self._originals: list[Tensor] = []
 
-    def argument(self, path: Path, tensor: Tensor) -> Tensor:
-        """Return an argument without its graph."""
-        return self.follow(path, tensor) if tensor.requires_grad else tensor
+    def argument(self, _: Path, tensor: Tensor) -> Tensor:
+        """Return an argument without its graph; of one that is sliced only the slice is copied, later."""
+        copies = self._copies_memory and id(tensor) not in self._sliced
+        return self._without_graph(tensor, copies=copies) if tensor.requires_grad else tensor
 
     def follow(self, _: Path, tensor: Tensor) -> Tensor:
         """Return a tensor without its graph, which gets a gradient if it can have one."""
+        return self._without_graph(tensor, copies=self._copies_memory)
+
+    def _without_graph(self, tensor: Tensor, *, copies: bool) -> Tensor:
         if not torch.is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor.detach()
         value = tensor.detach()
-        if self._copies_memory or value.is_inference():  # which cannot get a gradient: kept by an evaluation
+        if copies or value.is_inference():  # which cannot get a gradient: kept by an evaluation
             value = value.clone()
         self.copies.append(value.requires_grad_())
         self._originals.append(tensor)

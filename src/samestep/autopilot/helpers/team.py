@@ -232,10 +232,10 @@ class MemoryTeamWorld(DerivedWorld):
             parts = self._memory.all_gather(_bytes(tensor))
         return [part.view(torch.bool) for part in parts] if tensor.dtype is torch.bool else parts
 
-    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
+    def sum_on_main(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         """See `World.sum_on_main`."""
         with self.step.collective():
-            return self._memory.sum_on_main(tensor)
+            return self._memory.sum_on_main(tensors)
 
     def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
         """See `World.gather_on_main`."""

@@ -205,7 +205,7 @@ _DEPENDS = (
 
 
 _OTHER_ROWS = (
-    "a model returns rows whose number is no multiple of the samples, and did so in its first call. Keep its "
+    "a model returns rows whose number is no multiple of the samples, unlike in its first call. Keep its "
     "calls unsplit: samestep.batch_dim(model, dim=None)."
 )
 

@@ -11,7 +11,7 @@ either: its backward would be of a slice.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -178,44 +178,22 @@ def sparse_places(module: nn.Module, weights: Sequence[Tensor]) -> frozenset[int
     return frozenset(place for place, weight in enumerate(weights) if id(weight) in sparse)
 
 
-Sum: TypeAlias = Callable[[World, Tensor], Tensor | None]
-"""Sums a tensor over the ranks, in new memory; returns None on a rank that does not need the sum."""
-_APART = 1 << 18
-"""Bytes from which a gradient is summed alone, so that it is not copied into a message of several, and out of
-it. A guess: a message of its own costs about as much as a copy of so many bytes."""
-
-
-def on_all(world: World, tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over the ranks, on all of them."""
-    total = tensor.detach().clone()
-    world.all_reduce(total)
-    return total
-
-
-def on_main(world: World, tensor: Tensor) -> Tensor | None:
-    """Return the sum of a tensor over the ranks, on the main one."""
-    return world.sum_on_main(tensor)
-
-
 def sums(
     world: World,
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     sparse: frozenset[int],
-    *,
-    add: Sum,
 ) -> list[Tensor | None]:
-    """Return the sums of gradients over the ranks; all ranks call this.
+    """Return the sums of gradients over the ranks on the main one; all ranks call this.
 
     Args:
         world: the ranks.
         weights: the weights.
         gradients: the gradient of each weight on this rank, of the weight's shape; None for zero.
         sparse: the places of weights that may get sparse gradients.
-        add: `on_all`, or `on_main`.
 
     Returns:
-        the sum for each weight; None where no rank has a gradient, and on a rank that does not need the sums.
+        the sum for each weight, in new memory; None where no rank has a gradient, and on the other ranks.
     """
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, weight in enumerate(weights):
@@ -224,7 +202,7 @@ def sums(
     result: list[Tensor | None] = [None] * len(weights)
     for places in by_kind.values():
         of_kind = _dense_sums(
-            world, [weights[place] for place in places], [gradients[place] for place in places], add
+            world, [weights[place] for place in places], [gradients[place] for place in places]
         )
         for place, total in zip(places, of_kind, strict=True):
             result[place] = total
@@ -234,32 +212,23 @@ def sums(
 
 
 def _dense_sums(
-    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None], add: Sum
+    world: World, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the sums of dense gradients of one device and dtype."""
     parts = [
-        (torch.zeros_like(weight) if gradient is None else gradient).reshape(-1)
+        torch.zeros_like(weight) if gradient is None else gradient
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
     is_own = [gradient is not None for gradient in gradients]
     is_there = parts[0].new_ones(len(weights))
     for number in (number for number, has_gradient in enumerate(is_own) if not has_gradient):
         is_there[number] = 0
-    together = [part for part in parts if part.nbytes < _APART]
-    total = add(world, torch.cat([*together, is_there]))
-    alone = iter([add(world, part) for part in parts if part.nbytes >= _APART])
-    if total is None:
+    totals = world.sum_on_main([*parts, is_there])
+    if totals is None:
         return [None] * len(weights)
-    *shared, is_there = torch.split(total, [*(part.numel() for part in together), len(weights)])
     # A device is read only if a gradient is missing here, which another rank may have.
-    shares = is_own if all(is_own) else is_there.tolist()
-    # With memory and a version of its own: it may be changed, kept or saved without the others.
-    copies = (part.clone() for part in shared)
-    of_weights = [next(alone if part.nbytes >= _APART else copies) for part in parts]
-    return [
-        part.view(weight.shape) if share and part is not None else None
-        for weight, part, share in zip(weights, of_weights, shares, strict=True)
-    ]
+    shares = is_own if all(is_own) else totals[-1].tolist()
+    return [total if share else None for total, share in zip(totals[:-1], shares, strict=True)]
 
 
 def _of_rows(world: World, weight: Tensor, gradient: Tensor | None) -> Tensor | None:

@@ -348,7 +348,8 @@ def _methods_id(kind: type) -> int:
         return number
     methods = [member for member in members if isinstance(member, FunctionType)]
     number = hash(tuple(map(_identity, methods)))
-    if all(method.__module__.startswith("torch.") for method in methods):  # others may get other code
+    files = (str(method.__globals__.get("__name__")) for method in methods)
+    if all(file.startswith("torch.") for file in files):  # others may get other code
         _methods_of_torch[kind] = members, number
     return number
 

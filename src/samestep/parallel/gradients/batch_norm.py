@@ -23,6 +23,7 @@ The loss of rank r is N times its part of the global loss, so that the average o
 ranks, 1/N sum_r, is the global gradient. So g is N times the global one on every rank, both sums over all
 ranks are N times the global ones, and so is dx: averaging removes this one factor. d weight = sum(g xhat)
 and d bias = sum(g) are sums over this rank's shard; they are averaged with the gradients of all parameters.
+All of this is linear in g: where gradients are summed, and the loss of a rank is its part, the factor is 1.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

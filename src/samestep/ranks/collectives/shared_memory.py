@@ -52,6 +52,7 @@ from samestep.ranks.world.operation import (
     flattened,
     put_back,
     reduce_in_rank_order,
+    separated,
 )
 from samestep.ranks.world.process_group import rank_in_job
 from samestep.ranks.world.protocol import CompletedWork, RelayedWorld, Work, World
@@ -61,6 +62,9 @@ PIECE = 1 << 20
 SMALL = 1 << 18
 """Bytes, of all ranks' tensors together, up to which each rank reduces all of it, for one handover instead of
 two."""
+_APART = 1 << 18
+"""Bytes from which one of several tensors is summed alone. A guess: a message of its own costs about as much
+as a copy of so many bytes."""
 _MOST_VIEWS = 512  # sizes and types whose views are kept; all are dropped when there are more: a guess
 _Load: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Writes the second argument, maybe scaled, into the first."""
@@ -171,11 +175,24 @@ class SharedMemory:
                 self._reduce_piece(flat[part], op, load)
         put_back(flat, tensor)
 
-    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
-        """Return the sum of `tensor` over all ranks on rank 0, and None on the others."""
+    def sum_on_main(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """See `World.sum_on_main`; large ones are summed alone, without a copy into a message."""
+        small = [tensor for tensor in tensors if tensor.nbytes < _APART]
+        together = self._summed_on_main(torch.cat([*map(flattened, small)])) if small else None
+        alone = [self._summed_on_main(tensor) for tensor in tensors if tensor.nbytes >= _APART]
+        if self._rank:
+            return None
+        of_small = iter([] if together is None else separated(together, small))
+        of_large = iter(alone)
+        totals = (next(of_small if tensor.nbytes < _APART else of_large) for tensor in tensors)
+        return [total for total in totals if total is not None]
+
+    def _summed_on_main(self, tensor: Tensor) -> Tensor | None:
+        """Return the sum of a tensor over all ranks on rank 0, and None on the others."""
         with self._begin("sum_on_main", tensor):
             flat = flattened(tensor)
-            total = None if self._rank else torch.empty_like(flat)
+            whole = None if self._rank else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            total = None if whole is None else whole.view(-1)
             if flat.nbytes * self._size <= SMALL:
                 halves = self._halves(flat)
                 if self._rank:
@@ -186,7 +203,7 @@ class SharedMemory:
             else:
                 for part in pieces(flat):
                     self._sum_piece(flat[part], None if total is None else total[part])
-        return None if total is None else total.view(tensor.shape)
+        return whole
 
     def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
         """See `World.gather_on_main`."""

@@ -1,6 +1,6 @@
 """Defines the reduction operations: the supported types, the arithmetic, and flat views of tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -102,6 +102,12 @@ def as_contiguous(tensor: Tensor) -> Tensor:
 def flattened(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor in one dimension: a view where it is contiguous, else a copy."""
     return as_contiguous(tensor).view(-1)
+
+
+def separated(message: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of a message of several tensors, each in memory of its own, in the shapes of these."""
+    parts = torch.split(message, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).clone() for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def put_back(result: Tensor, tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from samestep.base.errors import Error, WorldError
 from samestep.base.place import Place
 from samestep.base.renamed import renamed_arguments, warn_renamed
-from samestep.ranks.world.operation import Op, check_operation
+from samestep.ranks.world.operation import Op, check_operation, flattened, is_half, separated
 
 T = TypeVar("T")
 
@@ -111,8 +111,11 @@ class World(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in rank order."""
 
-    def sum_on_main(self, tensor: Tensor) -> Tensor | None:
-        """Return the sum of `tensor` over all ranks on rank 0, in new memory; None on the others."""
+    def sum_on_main(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return the sums of tensors of one type over all ranks on rank 0, in new memory; None on the others.
+
+        They do not overflow in half precision if the sums themselves fit.
+        """
 
     def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
         """Copy the `part` of each rank into that of the `targets` on rank 0; they are None on the others.
@@ -180,11 +183,15 @@ class DerivedWorld:
         tensor.detach().div_(self.place.size)
         return self.all_reduce_later(tensor)
 
-    def sum_on_main(self: World, tensor: Tensor) -> Tensor | None:
-        """See `World.sum_on_main`."""
-        total = tensor.detach().clone()
-        self.all_reduce(total)
-        return total if self.place.is_main else None
+    def sum_on_main(self: World, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """See `World.sum_on_main`; all are in one message."""
+        message = torch.cat([*map(flattened, tensors)])
+        if is_half(message.dtype):
+            self.average_later(message).wait()
+            message.mul_(self.place.size)
+        else:
+            self.all_reduce(message)
+        return separated(message, tensors) if self.place.is_main else None
 
     def gather_on_main(self: World, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
         """See `World.gather_on_main`; shorter parts are padded."""
