@@ -86,8 +86,7 @@ class Form:
     def rows_of(self, rank: int, tensor: Tensor) -> Tensor:
         """Return the rows of a rank; they share the tensor's memory."""
         assert self.rows is not None
-        share, every = self.shares[rank], self.rows.every
-        return tensor.narrow(self.rows.dim, share.start * every, len(share) * every)
+        return tensor.narrow(*self.rows.of(self.shares[rank]))
 
 
 def _form_of(tensor: Tensor, rows: Rows | None) -> Form:

@@ -38,6 +38,10 @@ class RowsOfTensor:
     dim: int
     every: int = 1
 
+    def of(self, samples: range) -> tuple[int, int, int]:
+        """Return the dimension, the first and the number of the rows of consecutive samples."""
+        return self.dim, samples.start * self.every, len(samples) * self.every
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -51,10 +55,7 @@ class Rows:
     def of_helpers(self, tensor: Tensor) -> tuple[int, int, int] | None:
         """Return the dimension, the first and the number of the rows that helpers read; None for all."""
         rows = self.of_tensors.get(id(tensor))
-        if rows is None:
-            return None
-        first, end = self.shares[1].start * rows.every, self.shares[-1].stop * rows.every
-        return rows.dim, first, end - first
+        return None if rows is None else rows.of(range(self.shares[1].start, self.shares[-1].stop))
 
 
 def form_of(value: Any, tensors: list[Tensor]) -> Any:

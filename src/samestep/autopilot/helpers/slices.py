@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -225,7 +226,7 @@ class RankSlices:
         total = arguments.total(plan.dims)
         assert total is not None
         split = batch_split(self.world, plan.dims, total)
-        inputs = _Inputs(rows_of_inputs(arguments, plan) if self._copies else (), copies=self._copies)
+        inputs = _Inputs(arguments, plan, copies=self._copies)
         separate = arguments.changed(inputs.argument)
         states = tuple(dict.fromkeys((*plan.sides, *carried)))
         _, state = outcome(module, None, states)
@@ -234,7 +235,7 @@ class RankSlices:
             slice_side_outputs(module, plan.gatherings, plan.sides, split)
             self._share_state(module, states, inputs, split)
         self.gradients.weights = set(map(id, weights))
-        part = separate.sliced(replace(split, is_for_main=True), plan.dims)  # its backward gathers gradients
+        part = separate.sliced(split.for_main, plan.dims)  # its backward gathers gradients
         if self._copies:
             part = part.changed(_copied)
         returned = ReturnedTensors(part, arguments, plan.dims)
@@ -403,19 +404,26 @@ class _Inputs:
     """The inputs of a call that may get gradients, and copies of them at which the call's graph ends.
 
     Args:
-        sliced: the ids of arguments of which only a slice is used.
+        arguments: the arguments for the whole batch.
+        plan: the way to split the call.
         copies: whether arguments are in memory that others write.
     """
 
-    def __init__(self, sliced: Collection[int], *, copies: bool) -> None:
-        self._sliced, self._copies_memory = sliced, copies
+    def __init__(self, arguments: CallArguments, plan: SplitPlan, *, copies: bool) -> None:
+        self._arguments, self._plan, self._copies_memory = arguments, plan, copies
         self.copies: list[Tensor] = []
         self._originals: list[Tensor] = []
 
+    @cached_property
+    def _sliced(self) -> Collection[int]:
+        """The ids of arguments of which only a slice is used; most calls have none with a gradient."""
+        return rows_of_inputs(self._arguments, self._plan).keys()
+
     def argument(self, _: Path, tensor: Tensor) -> Tensor:
         """Return an argument without its graph; of one that is sliced only the slice is copied, later."""
-        copies = self._copies_memory and id(tensor) not in self._sliced
-        return self._without_graph(tensor, copies=copies) if tensor.requires_grad else tensor
+        if not tensor.requires_grad:
+            return tensor
+        return self._without_graph(tensor, copies=self._copies_memory and id(tensor) not in self._sliced)
 
     def follow(self, _: Path, tensor: Tensor) -> Tensor:
         """Return a tensor without its graph, which gets a gradient if it can have one."""

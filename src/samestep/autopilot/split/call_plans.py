@@ -534,7 +534,6 @@ def gather_outcome(value: Any, gatherings: Mapping[Path, Gathering], split: Batc
         )
     # Helpers slice what a module keeps before the next call.
     kept = {id(part) for path, part in leaves(value) if path[0] != 0}
-    for_main = replace(split, is_for_main=True)
     return mapped(
-        value, lambda path, part: gatherings[path].gather(part, split if id(part) in kept else for_main)
+        value, lambda path, part: gatherings[path].gather(part, split if id(part) in kept else split.for_main)
     )

@@ -232,12 +232,12 @@ def _dense_sums(
 
 
 def _of_rows(world: World, weight: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return the sum of gradients of which each rank has the rows its samples use.
+    """Return the sum of gradients of which each rank has the rows its samples use, on the main one.
 
     It is dense if any rank's gradient is, as that of an embedding whose weight another layer uses.
     """
     gradients = [rows for rows in world.all_gather_objects(gradient) if rows is not None]
-    if not gradients:
+    if not gradients or not world.place.is_main:
         return None
     if not all(rows.is_sparse for rows in gradients):
         dense = [rows.to_dense() if rows.is_sparse else rows for rows in gradients]

@@ -15,7 +15,7 @@ functions again, so both can be differentiated twice.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -28,6 +28,7 @@ from torch.autograd.function import BackwardCFunction
 from samestep.autopilot.state.reachable_state import PLAIN
 from samestep.hooks.tensor_tree import leaves
 from samestep.parallel.sharding import share
+from samestep.ranks.world.operation import as_contiguous
 from samestep.ranks.world.protocol import World
 
 
@@ -41,6 +42,11 @@ class BatchSplit:
     """Whether the samples are the parts of a list: ranks then may execute different numbers of operations."""
     is_for_main: bool = False
     """Whether only the main rank uses what is gathered: others have a tensor of its shape, all zeros."""
+
+    @cached_property
+    def for_main(self) -> "BatchSplit":
+        """The same division, of which only the main rank uses what is gathered."""
+        return replace(self, is_for_main=True)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -102,8 +108,7 @@ class _Slice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        whole = ctx.split.gathered(grad, ctx.dim, every=ctx.every)
-        return whole, None, None, None
+        return ctx.split.gathered(grad, ctx.dim, every=ctx.every), None, None, None
 
 
 class _Share(torch.autograd.Function):
@@ -146,8 +151,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        part = ctx.split.sliced(grad, ctx.dim, every=ctx.every)
-        return part, None, None, None, None
+        return ctx.split.sliced(grad, ctx.dim, every=ctx.every), None, None, None, None
 
 
 class _Add(torch.autograd.Function):
@@ -270,7 +274,7 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
 
     They are sent as bytes, to support all dtypes; shorter parts are padded.
     """
-    flat = part.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
+    flat = as_contiguous(part.movedim(dim, 0))
     of_row = flat.shape[1:]
     row = math.prod(of_row)
     message, most = flat.view(-1), max(lengths) * row
@@ -287,7 +291,7 @@ def gather(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tens
 
 def gathered_on_main(world: World, part: Tensor, dim: int, lengths: Sequence[int]) -> Tensor | None:
     """Return what `gather` does on the main rank, and None on the others."""
-    flat = part.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
+    flat = as_contiguous(part.movedim(dim, 0))
     whole, targets = None, None
     if world.place.is_main:
         whole = flat.new_empty((sum(lengths), *flat.shape[1:]))

@@ -179,13 +179,12 @@ class SharedMemory:
         """See `World.sum_on_main`; large ones are summed alone, without a copy into a message."""
         small = [tensor for tensor in tensors if tensor.nbytes < _APART]
         together = self._summed_on_main(torch.cat([*map(flattened, small)])) if small else None
-        alone = [self._summed_on_main(tensor) for tensor in tensors if tensor.nbytes >= _APART]
-        if self._rank:
-            return None
-        of_small = iter([] if together is None else separated(together, small))
-        of_large = iter(alone)
-        totals = (next(of_small if tensor.nbytes < _APART else of_large) for tensor in tensors)
-        return [total for total in totals if total is not None]
+        of_small = iter(() if together is None else separated(together, small))
+        totals = [
+            next(of_small, None) if tensor.nbytes < _APART else self._summed_on_main(tensor)
+            for tensor in tensors
+        ]
+        return None if self._rank else [total for total in totals if total is not None]
 
     def _summed_on_main(self, tensor: Tensor) -> Tensor | None:
         """Return the sum of a tensor over all ranks on rank 0, and None on the others."""
@@ -208,10 +207,9 @@ class SharedMemory:
     def gather_on_main(self, part: Tensor, targets: Sequence[Tensor] | None, most: int) -> None:
         """See `World.gather_on_main`."""
         with self._begin("gather_on_main", part[:0], f"gather_on_main of up to {most}"):
-            elements = PIECE // part.element_size()
-            for start in range(0, max(1, most), elements):
-                where = slice(start, min(start + elements, most))
-                halves = self._halves_of(part.dtype, where.stop - where.start)
+            whole_slots = self._views_for(part.dtype, PIECE // part.element_size(), 0)
+            for where in pieces(part, most):
+                halves = whole_slots.halves[self._half]
                 if self._rank:
                     piece = part[where]
                     halves[self._rank][: len(piece)] = piece
@@ -257,11 +255,7 @@ class SharedMemory:
         views, rank = self._views_of(piece), self._rank
         slots = views.by_part[self._half]
         shares = [piece[part] for part in views.parts]
-        for number, part in enumerate(shares):
-            if number != rank:  # no other rank reads this rank's share
-                load(slots[rank][number], part)
-        self._handover(swap=False)
-        summands = [of_rank[rank] for of_rank in slots]
+        summands = self._handed_over(slots, shares, load)
         if load is not torch.Tensor.copy_:
             load(shares[rank], shares[rank])
         summands[rank] = shares[rank]
@@ -277,11 +271,7 @@ class SharedMemory:
         views, rank = self._views_of(piece), self._rank
         slots = views.by_part[self._half]
         shares = [piece[part] for part in views.parts]
-        for number, share in enumerate(shares):
-            if number != rank:
-                slots[rank][number].copy_(share)
-        self._handover(swap=False)
-        summands = [of_rank[rank] for of_rank in slots]
+        summands = self._handed_over(slots, shares, torch.Tensor.copy_)
         summands[rank] = shares[rank]
         # No rank has read this share of this rank's slot.
         reduce_in_rank_order("sum", summands, slots[rank][rank] if total is None else total[views.parts[0]])
@@ -290,6 +280,16 @@ class SharedMemory:
             for number, part in enumerate(views.parts):
                 if number:
                     total[part] = slots[number][number]
+
+    def _handed_over(
+        self, slots: Sequence[Sequence[Tensor]], shares: Sequence[Tensor], load: _Load
+    ) -> list[Tensor]:
+        """Give the other ranks their shares of a piece; return those in all slots that this rank reduces."""
+        for number, share in enumerate(shares):
+            if number != self._rank:  # no other rank reads this rank's share
+                load(slots[self._rank][number], share)
+        self._handover(swap=False)
+        return [of_rank[self._rank] for of_rank in slots]
 
     def _fold_whole(
         self, pieces: list[Tensor], views: list[_Views], counts: Sequence[int], folding: Folding
@@ -329,11 +329,7 @@ class SharedMemory:
 
     def _halves(self, piece: Tensor) -> list[Tensor]:
         """Return the views of a piece in all ranks' slots, in the current half."""
-        return self._halves_of(piece.dtype, piece.numel())
-
-    def _halves_of(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Return the views of `count` elements in all ranks' slots, in the current half."""
-        return self._views_for(dtype, count, 0).halves[self._half]
+        return self._views_of(piece).halves[self._half]
 
     def _views_of(self, piece: Tensor, begin: int = 0) -> _Views:
         """Return the views of a piece from byte `begin` of the slots on."""
@@ -373,10 +369,14 @@ class SharedMemory:
             self._half = 1 - self._half
 
 
-def pieces(tensor: Tensor) -> list[slice]:
-    """Return the elements of each piece of a tensor; an empty one is one piece, for which ranks wait."""
+def pieces(tensor: Tensor, most: int | None = None) -> list[slice]:
+    """Return the elements of each piece of a tensor; an empty one is one piece, for which ranks wait.
+
+    `most` is the number of elements of the longest rank's tensor where it is not that of all.
+    """
     elements = PIECE // max(1, tensor.element_size())
-    return [slice(at, at + elements) for at in range(0, max(1, tensor.numel()), elements)]
+    count = tensor.numel() if most is None else most
+    return [slice(at, at + elements) for at in range(0, max(1, count), elements)]
 
 
 def bounds(elements: int, chunks: int) -> list[int]:
