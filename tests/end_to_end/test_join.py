@@ -49,6 +49,33 @@ def start(tmp_path):
             process.communicate()
 
 
+def test_workers_are_started_again_and_again_without_a_trace(tmp_path):
+    """Also where ends of children are not noted: their exit codes were lost. Garbage was kept for ever."""
+    path = tmp_path / "spawns.py"
+    path.write_text("""
+import gc, signal, weakref
+import samestep
+
+class Model:
+    def __init__(self):
+        self.itself = self
+
+def work(world):
+    return world.place.size + 2
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in range(2):
+        garbage = weakref.ref(Model())
+        print(samestep.spawn(work, 1), signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)
+        gc.collect()
+        print(garbage() is None)
+""")
+    ended = finish(start_interpreter(path, PYTHONPATH=str(SOURCE)))  # in which nothing is frozen
+    assert ended.code == 0, ended.err
+    assert ended.out == "[3] True\nTrue\n" * 2
+
+
 def test_ranks_join_twice_and_leave(start):
     script = """
 import weakref

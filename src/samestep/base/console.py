@@ -56,10 +56,13 @@ class StatusLine:
             self._shown = text
 
 
-def discard_output() -> None:
-    """Discard what could not be printed, because the interpreter prints it again at its end, and fails."""
+def discard_output(stream: TextIO | None = None) -> None:
+    """Discard what could not be printed, on stdout unless another `stream` is given, and all that follows.
+
+    Otherwise the interpreter would print it again at its end, and fail.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
     os.close(nowhere)
 
 

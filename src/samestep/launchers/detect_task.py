@@ -180,12 +180,15 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 def with_main_host(detected: Detected, env: Environment) -> Detected:
     """Return `detected`, completed by the host of rank 0 if MPI's launcher gives it; all ranks call this."""
     place = detected.place
-    if detected.master_addr or detected.hosts or place.local_size == place.size:
+    if detected.master_addr or place.local_size == place.size:
         return detected
     if detected.launcher == OPEN_MPI.name:
-        # Ranks on mpirun's own host do not get the list; those on rank 0's host do not need it.
+        # Its ranks may run on a part of Slurm's hosts. Those on mpirun's own host do not get its list; those
+        # on rank 0's host do not need it.
         host = gethostname() if place.rank == place.local_rank else ""
-        return replace(detected, hosts=open_mpi_first(env) or host)
+        return replace(detected, hosts=open_mpi_first(env) or detected.hosts or host)
+    if detected.hosts:
+        return detected
     launcher, descriptor = BY_NAME.get(detected.launcher), integer(env, "PMI_FD")
     if launcher is None or not launcher.serves_pmi1 or descriptor is None:
         return detected

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from samestep.base.env import SECRET_FILE
-from samestep.base.errors import UsageError
+from samestep.base.errors import Error, UsageError
 from samestep.base.units import counted
 from samestep.submit.follow import JobStatus
 from samestep.submit.job_command import JobCommand, NodeSizes
@@ -283,6 +284,8 @@ _ENDS = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False
 """Conditions of a Job, JobSet or PyTorchJob that has ended, and whether it ended well."""
 _FLUSH_S = 10.0
 """Seconds that the last lines of the log may take after the job has ended."""
+_STARTED = "running", "ended", "failed"
+"""The states of a pod that has output."""
 _PRINT_HERE = "print the job with --dry-run, and submit it where kubectl reaches the cluster"
 
 
@@ -329,11 +332,19 @@ class FollowedKubernetesJob:
         self._job, self._ask = job, ask
         self._log = file.with_suffix(".log")
         self._copy: subprocess.Popen[bytes] | None = None
+        self._copied_until = datetime.now(UTC)
 
     def status(self) -> JobStatus:
-        """Return the present state of the job."""
+        """Return the present state of the job.
+
+        Raises:
+            Error: the cluster no longer has the job.
+        """
         resource = self._get([self._job.resource])
-        pods = self._get(["pods", "--selector", self._job.pods]).get("items", [])
+        found = self._get(["pods", "--selector", self._job.pods])
+        if resource is None or found is None:  # the cluster is busy or restarts, and the job goes on
+            return JobStatus(words="Kubernetes does not answer", log=self._copied(), is_known=False)
+        pods = found.get("items", [])
         self._read_log(pods)
         states = Counter(_state(pod) for pod in pods)
         ended = _ended_well(resource)
@@ -355,26 +366,35 @@ class FollowedKubernetesJob:
             self._copy.kill()
             self._copy.wait()
 
-    def _get(self, words: list[str]) -> dict[str, Any]:
-        """Return resources; none while the cluster does not answer, because the job continues."""
+    def _get(self, words: list[str]) -> dict[str, Any] | None:
+        """Return resources; None while the cluster does not answer."""
         answer = self._ask([*_kubectl(self._job), "get", *words, "--output", "json"])
+        if "(NotFound)" in answer.err:
+            raise Error(f"Kubernetes no longer has {self.name}: it was deleted.")
         with suppress(ValueError):
             if answer.code == 0 and isinstance(document := json.loads(answer.out), dict):
                 return document
-        return {}
+        return None
 
     def _copied(self) -> Path | None:
         """Return the file of the output; None if the first pod has not started, or is gone."""
         return None if self._copy is None else self._log
 
     def _read_log(self, pods: list[dict[str, Any]]) -> None:
-        """Copy the output of the pod with rank 0 from when it has started."""
-        first = next((pod["metadata"]["name"] for pod in pods if _is_first(pod)), "")
-        started = any(_is_first(pod) and _state(pod) in ("running", "ended", "failed") for pod in pods)
-        if self._copy is None and started:
-            with self._log.open("wb") as output:
+        """Copy the output of the pod with rank 0 from when it has started; again if the copying breaks off.
+
+        A copy that goes on may repeat lines of the seconds before.
+        """
+        first = next((pod for pod in pods if _is_first(pod)), None)
+        state = "" if first is None else _state(first)
+        if self._copy is not None and self._copy.poll() is None:
+            self._copied_until = datetime.now(UTC)
+        elif first is not None and state in (_STARTED if self._copy is None else _STARTED[:1]):
+            goes_on = self._copy is not None and self._log.stat().st_size > 0
+            since = [f"--since-time={self._copied_until:%Y-%m-%dT%H:%M:%SZ}"] if goes_on else []
+            with self._log.open("ab" if goes_on else "wb") as output:
                 self._copy = subprocess.Popen(
-                    [*_kubectl(self._job), "logs", "--follow", first],
+                    [*_kubectl(self._job), "logs", "--follow", *since, first["metadata"]["name"]],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.DEVNULL,

@@ -106,6 +106,7 @@ def run_command(words: Sequence[str], *, timeout_s: float = 60) -> Answer:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             check=False,
             timeout=timeout_s,
             start_new_session=True,

@@ -77,8 +77,9 @@ STATIC, C10D = ("--node-rank", "{i}", "--master-addr"), ("--rdzv-backend", "c10d
         ((*STATIC, "node0"), False),
         long_param((*STATIC, "node0-ipv6"), True),
         long_param((*C10D, "[fd77::1]"), False),
+        ((*C10D, "node0"), False),
     ],
-    ids=["by name", "by name of IPv6", "by address of IPv6"],
+    ids=["by name", "by name of IPv6", "by address of IPv6", "by name of a node"],
 )
 def test_two_launchers_of_samestep_start_one_group_on_two_nodes(nodes, tmp_path, rendezvous, named):
     """Also if each node's own name resolves to loopback, where Gloo would listen by itself."""

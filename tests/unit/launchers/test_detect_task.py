@@ -156,6 +156,11 @@ def test_the_rendezvous_of_open_mpi_is_on_the_first_host():
     assert choose(with_main_host(detect(environment), environment))[0] == "node0"
 
 
+def test_open_mpi_on_a_part_of_an_allocation_has_its_rendezvous_on_its_own_first_host():
+    environment = without_master("openmpi_2x2_rank3", SLURM_JOB_NODELIST="first,node[0-1]")
+    assert choose(with_main_host(detect(environment), environment))[0] == "node0"
+
+
 def test_a_known_or_unneeded_host_of_rank_0_is_not_requested():
     for name in ("openmpi_2x2_rank3", "mpich_one_host_rank3", "slurm_step_2x2_rank3", "single"):
         environment = recording(name).environment

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from samestep.base.errors import UsageError
+from samestep.base.errors import Error, UsageError
 from samestep.base.polling import holds_within
 from samestep.launchers.detect import detect
 from samestep.submit.follow import follow
@@ -228,7 +228,33 @@ def test_no_process_copies_the_output_of_a_job_that_is_no_longer_followed(tmp_pa
 
 def test_a_job_is_followed_on_if_the_cluster_does_not_answer(tmp_path):
     followed = FollowedKubernetesJob(job(), tmp_path / "x.yaml", ask=lambda _: Answer(1, err="refused"))
-    assert followed.status().exit_code is None
+    status = followed.status()
+    assert (status.exit_code, status.is_known) == (None, False)
+
+
+def test_a_job_that_was_deleted_is_followed_no_more(tmp_path):
+    deleted = Answer(1, err='Error from server (NotFound): jobs.batch "x" not found')
+    followed = FollowedKubernetesJob(job(), tmp_path / "x.yaml", ask=lambda _: deleted)
+    with pytest.raises(Error, match="deleted"):
+        followed.status()
+
+
+def test_the_output_of_a_pod_is_copied_on_after_the_copying_has_ended(tmp_path, monkeypatch):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho $*\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    pods = [pod("Running", index="0")]
+    followed = FollowedKubernetesJob(job(), tmp_path / "x.yaml", ask=Cluster(([], pods)))
+    log = followed.status().log
+
+    assert holds_within(lambda: followed.status() and log.read_text().count("\n") > 1, 10)
+
+    first, second, *_ = log.read_text().splitlines()
+    assert "--since-time" not in first
+    assert "--since-time" in second
+    pods[:] = [pod("Succeeded", index="0")]
+    followed.close()
 
 
 def test_lines_that_kubectl_logs_are_no_part_of_its_reason(tmp_path):

@@ -1,5 +1,6 @@
 """Text that is quoted for a shell or for sbatch is read back unchanged."""
 
+import os
 import shlex
 import subprocess
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.base.errors import UsageError
-from samestep.submit.shell import directive, quoted, slug
+from samestep.submit.shell import directive, quoted, run_command, slug
 
 LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 
@@ -19,6 +20,12 @@ def test_a_directive_is_one_line_that_is_parsed_to_the_given_text(name):
 
     assert line.startswith("#SBATCH --job-name=")
     assert shlex.split(line[8:], posix=True) == [f"--job-name={name}"]
+
+
+def test_an_answer_that_is_no_utf_8_is_read():
+    """Slurm prints comments and paths as they were given."""
+    answer = run_command(["printf", r"WorkDir=/\351t\351"])
+    assert os.fsencode(answer.out) == b"WorkDir=/\xe9t\xe9"
 
 
 def test_a_line_break_in_a_directive_is_refused():

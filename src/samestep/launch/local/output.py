@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.base.console import log
+from samestep.base.console import discard_output, write_stderr
 from samestep.base.errors import UsageError
 from samestep.launch.job import STDERR, STDOUT, Logs
 
@@ -139,7 +139,9 @@ class Stream:
         try:
             self._file.write(data)
         except OSError as error:
-            log(f"warning: {self.target.file} lacks output from here on: {error.strerror}.")
+            write_stderr(
+                f"samestep: warning: {self.target.file} lacks output from here on: {error.strerror}.\n"
+            )
             self._file.close()
             self._file = None
 
@@ -168,9 +170,19 @@ class Stream:
         if prefix:
             lines = b"".join(prefix + line for line in lines.splitlines(keepends=True))
         console = sys.stdout if self.number == STDOUT else sys.stderr
-        if console is not None:  # None if the launcher was started with the stream closed
+        if console is None:  # the launcher was started with the stream closed
+            return
+        try:
             console.buffer.write(lines)
             console.buffer.flush()
+        except OSError as error:
+            discard_output(console)
+            if self._file is None:  # the script's own write would fail
+                raise
+            write_stderr(
+                f"samestep: warning: the console lacks output from here on: {error.strerror}. "
+                f"{self.target.file} has it.\n"
+            )
 
 
 _NONE, _WAITS, _WRITTEN = 0, 1, 2  # states of a worker: it has no thread, its thread waits, or has flushed

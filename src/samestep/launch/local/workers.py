@@ -10,9 +10,10 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -106,17 +107,22 @@ class Workers:
         self._folder: Path | None = None
         self._limit: forking.Limit | None = None
         self._inherited: InheritedState | None = None  # set by `start`
+        self._undo = ExitStack()
         if wakeup is not None:
             self._selector.register(wakeup, selectors.EVENT_READ)
 
     def __enter__(self) -> "Workers":
+        self._undo.enter_context(_noted_ends())
         return self
 
     def __exit__(self, *_: object) -> None:
         """End all workers and their processes, whatever ended the block."""
-        if self.running:
-            self.stop(signal.SIGTERM, grace_s=_POLITE_S)
-        self.close()
+        try:
+            if self.running:
+                self.stop(signal.SIGTERM, grace_s=_POLITE_S)
+        finally:
+            self.close()
+            self._undo.close()
 
     @property
     def running(self) -> list[Worker]:
@@ -151,12 +157,11 @@ class Workers:
             flush=OutputFlush(max(1, len(starts))),
             statuses=SharedMemoryStore(starts[0].place.size if starts else 1),
         )
-        # The imported modules are not garbage: no collection, here or in a child, needs to visit them again.
-        gc.freeze()
-        for start in starts:
-            if received:
-                break
-            self._fork(start, entry, self._inherited)
+        with _frozen():
+            for start in starts:
+                if received:
+                    break
+                self._fork(start, entry, self._inherited)
 
     def _fork(self, start: Start, entry: Entry, inherited: InheritedState) -> None:
         # The launcher's handlers would take, and lose, a signal between fork and the child's own handlers; a
@@ -378,6 +383,33 @@ def _is_stale(before: RankStatus | None, now: RankStatus | None) -> bool:
     if before is None or now is None or now.state != "running":
         return False
     return now.beat < before.beat + 2  # the next sample may have begun before
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Keep what exists from the garbage collection in children that are forked in the block.
+
+    The imported modules are not garbage, and no child needs to visit them. In this process garbage of a
+    program that starts workers again and again is collected after the block.
+    """
+    is_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not is_frozen:
+            gc.unfreeze()
+
+
+@contextmanager
+def _noted_ends() -> Iterator[None]:
+    """Let the ends of children be known in the block, also where SIGCHLD is ignored, as by a parent."""
+    is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    with ExitStack() as stack:
+        if is_ignored and threading.current_thread() is threading.main_thread():
+            stack.callback(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        yield
 
 
 def pidfd(pid: int) -> int | None:

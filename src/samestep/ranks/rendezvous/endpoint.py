@@ -160,6 +160,7 @@ def address_of(node: str) -> str | None:
             ["scontrol", "show", "node", node],
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             timeout=_TIMEOUT_S,
             check=False,
         )
@@ -176,7 +177,10 @@ _ON_A_TERMINAL = (
     " Is this a shell that `srun --pty` has started? It is task 0, and those of the other tasks end at once: "
     "use salloc, or srun --ntasks=1 --pty."
 )
-_ANSWER_S = 1.0  # seconds that a server at one of the ports has to prove the secret: a guess
+_PROOF_S = 1.0  # seconds that a server at one of the ports has to prove the secret: a guess
+_ANSWER_S = 60.0
+"""Seconds for the answer of a server that has proved it: a rank of a busy node may get no core for a while,
+and rank 0 does not wait for a rank that has asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +354,7 @@ def _port_of_rank_0(job: _Job, timeout_s: float) -> int:
 def _ask(job: _Job, port: int) -> int | Exception:
     """Return the port that rank 0 sends, or the error."""
     try:
-        connection = connect(job.address, port, job.key, timeout_s=_ANSWER_S)
+        connection = connect(job.address, port, job.key, timeout_s=_PROOF_S)
         with closing(connection):
             question = json.dumps({"rank": job.place.rank}).encode()
             return int(json.loads(connection.ask(question, timeout_s=_ANSWER_S))["port"])

@@ -4,6 +4,7 @@ By default, Gloo takes the interface to which this host's name resolves. That ma
 127.0.1.1), none at all, or another network than that of the rendezvous.
 """
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import gethostname, if_nameindex
@@ -47,8 +48,9 @@ def own_address() -> str | None:
 
 
 def is_own(address: str) -> bool:
-    """Return whether an IP address is one of this host's."""
-    return of_address(address, interfaces(addresses_here())) is not None
+    """Return whether an IP address is one of this host's: Debian's 127.0.1.1 is, but no interface has it."""
+    is_here = of_address(address, interfaces(addresses_here())) is not None
+    return is_here or ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def address_towards(master: str) -> str | None:

@@ -113,6 +113,33 @@ def test_with_a_closed_console_the_output_is_still_written_to_the_file(tmp_path,
     assert (tmp_path / "out.log").read_bytes() == b"text\n"
 
 
+def test_a_full_console_ends_no_run_whose_output_is_in_files(tmp_path, monkeypatch, capfd):
+    stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        for _ in range(2):
+            os.write(stream.write, b"text\n")
+            stream.pump()
+
+    assert (tmp_path / "out.log").read_bytes() == b"text\ntext\n"
+    assert capfd.readouterr().err.count(str(tmp_path / "out.log")) == 1
+    monkeypatch.undo()
+    stream.close()
+
+
+def test_a_full_console_that_alone_gets_the_output_fails_once(monkeypatch):
+    stream = opened(Route(prefix="[rank0]: "))
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        os.write(stream.write, b"text\n")
+        with pytest.raises(OSError, match="space"):
+            stream.pump()
+        os.write(stream.write, b"text\n")
+        assert stream.pump() == 5  # else the end of the workers would fail, too
+    monkeypatch.undo()
+    stream.close()
+
+
 def test_a_stream_lists_its_descriptors_and_closes_them_all(tmp_path):
     stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
     files = stream.files

@@ -69,6 +69,7 @@ def test_the_address_for_other_hosts_is_that_of_the_same_interface(host, own, so
     assert address_towards("node0") == address
     assert address_towards("localhost") is None
     assert is_own(address)
+    assert is_own("127.0.1.1")  # Debian's for this host's name, which no interface has
     assert not is_own("10.2.0.2")
 
 
