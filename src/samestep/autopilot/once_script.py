@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from samestep.autopilot.equivalence.effects import watch_effects, watched_logging
+from samestep.autopilot.equivalence.effects import announced_files, watch_effects, watched_logging
 from samestep.autopilot.files.file_calls import redirected
 from samestep.autopilot.files.overlay_files import Overlay, writing_to
 from samestep.autopilot.helpers.helper import computing_slices, serve, signals_left_to_main, silent
@@ -164,7 +164,10 @@ def _explaining() -> Iterator[Stop]:
 
     def stop(overlay: Overlay, account: Account) -> None:
         note_unused_workers(account)
-        lines = account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
+        lines = [
+            f"--explain ends a script after {_EXPLAINED} backward passes, and discards its output and files"
+        ]
+        lines += account.lines() + [f"{path}: would be written" for path in _shown(overlay.made)]
         os.write(stderr, "".join(f"samestep: {line}\n" for line in lines).encode())
         os._exit(0)
 
@@ -298,6 +301,8 @@ def splitting_between(
             closing(helpers),
             delayed_handlers() as handlers,
             watched_logging(),
+            announced_files(),
+            calls.cast_weights.followed(),
             computing_slices(),
             operand_gradients(),
             optimizer_steps(account.steps.after_step),

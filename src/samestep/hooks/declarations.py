@@ -148,6 +148,23 @@ FUNCTIONAL_CALL = Hook(
     _SPLIT,
     "a call that gets its weights from elsewhere is not split",
 )
+DROPPED_CASTS = Hook(
+    "torch", "clear_autocast_cache", _SPLIT, "the weights that autocast has cast are cast again after a block"
+)
+FILE_OF_ARCHIVE = Hook(
+    "torch.serialization:_open_zipfile_writer_file",
+    "__init__",
+    _SPLIT,
+    "a module that writes files by `torch.save` is not split: Python does not announce them",
+    arguments=("self", "name"),
+)
+FILE_OF_TENSORS = Hook(
+    "safetensors.torch",
+    "serialize_file",
+    _SPLIT,
+    "the same for `save_file` of safetensors",
+    arguments=("tensor_dict", "filename"),
+)
 BATCH_NORM = Hook(
     "torch.nn.functional",
     "batch_norm",

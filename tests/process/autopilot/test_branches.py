@@ -20,6 +20,9 @@ from support.split_check_models import parts_on_workers
         *((models.Clamps, (0, 5)), (models.NotesInBackward, (0, 5))),
         (models.Routes, (5, 0)),  # a branch that does not compare samples
         (models.Branches, (2, 3)),  # a branch that no check has covered
+        # on what forward has selected, or reads by NumPy, and no number of a tensor
+        *((models.Selects, (2, 3)), (models.Indexes, (2, 3)), (models.ReadsArray, (2, 3))),
+        (models.Transposes, (4, 1)),  # the same operations along other dimensions
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.modules import module as torch_modules
 
@@ -207,6 +209,98 @@ def noise_on_gradients():
 class Loss(Net):
     def forward(self, x):
         return super().forward(x).square().mean()
+
+
+def steps_within_autocast():
+    """Autocast keeps the weights as they were at their first call in a block; these sums are exact."""
+    model = nn.Linear(4, 3)
+    model.weight.data, model.bias.data = drawn(3, 4).float(), drawn(3, seed=1).float()
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=1 / 16), []
+    for number in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            for part in range(2):
+                outputs = model(drawn(12, 4, seed=2 * number + part).float().round())
+                found += outputs.detach().float().sum(1).tolist()
+                optimizer.zero_grad()
+                outputs.sum().backward()
+                optimizer.step()
+    return found
+
+
+def test_steps_within_a_block_of_autocast_are_those_of_one_worker(compared):
+    """A helper has no casts of earlier weights: half of the rows would be of other weights."""
+    split, unsplit, lines = compared(steps_within_autocast)
+    assert (split, unsplit) == (3, 3), lines
+
+
+def derivatives_forward():
+    model = Net(nn.Tanh())
+    found = gradients(model)
+    direction = drawn(12, 4, seed=7)
+    with forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch imports its derivatives
+        outputs = model(forward_ad.make_dual(drawn(12, 4, seed=8), direction))
+        found.append(forward_ad.unpack_dual(outputs).tangent.sum().item())
+    return [*found, *gradients(model)]
+
+
+def test_derivatives_that_are_computed_forward_are_those_of_one_worker(compared):
+    split, unsplit, lines = compared(derivatives_forward)
+    assert (split, unsplit) == (4, 1), lines
+
+
+class SavesInputs(Net):
+    def __init__(self, save, path):
+        super().__init__()
+        self.save, self.path = save, path
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        self.save({"outputs": outputs.detach()}, self.path)
+        return outputs
+
+
+@pytest.mark.parametrize("save", [torch.save, save_file], ids=["torch", "safetensors"])
+def test_a_model_that_writes_files_by_native_code_writes_those_of_one_worker(compared, tmp_path, save):
+    """Python does not announce these files: each worker wrote its slice."""
+    model = SavesInputs(save, str(tmp_path / "outputs"))
+    _, unsplit, lines = compared(gradients, model)
+    read = torch.load if save is torch.save else load_file
+    assert len(read(tmp_path / "outputs")["outputs"]) == 12
+    assert unsplit == 2, lines
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def a_global_that_is_looked_up_by_its_name():
+    model = LooksUp()
+    found = gradients(model)
+    globals()["FACTOR"] = 3.0
+    try:
+        return [*found, *gradients(model)]
+    finally:
+        del globals()["FACTOR"]
+
+
+class LooksUp(Net):
+    def forward(self, x):
+        return super().forward(x) * globals().get("FACTOR", 1.0)
+
+
+def test_a_global_that_is_looked_up_by_its_name_is_that_of_the_script(compared):
+    compared(a_global_that_is_looked_up_by_its_name)
+
+
+def a_storage_that_the_script_holds():
+    model = Net()
+    storage = model[0].weight.untyped_storage()
+    first = gradients(model)
+    storage.fill_(0)
+    return [*first, *gradients(model)]
+
+
+def test_a_storage_that_the_script_holds_is_that_of_the_weight(compared):
+    split, *_ = compared(a_storage_that_the_script_holds)
+    assert split == 4
 
 
 def a_loss_of_a_model_that_is_frozen_later():

@@ -67,6 +67,19 @@ def watch_effects(*, refuses_all: bool = False) -> None:
     _are_watched[:] = [refuses_all]
 
 
+def _announced(original: Callable[..., Any], content: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+    """Announce a file that C++ or Rust is about to write, as Python does for its own."""
+    if isinstance(file, (str, os.PathLike)):
+        sys.audit(_OPEN, os.fspath(file), "wb", _WRITE_FLAGS)
+    return original(content, file, *args, **kwargs)
+
+
+def announced_files() -> AbstractContextManager[None]:
+    """Let `torch.save` and safetensors announce the files that they write in the block."""
+    hooks = declarations.FILE_OF_ARCHIVE, declarations.FILE_OF_TENSORS
+    return attached_all(dict.fromkeys(hooks, wrapping(_announced)))
+
+
 def remove_temporary_folders() -> None:
     """Remove those that libraries have made in this helper."""
     if not _temporary_folders:

@@ -15,6 +15,7 @@ _OF_CALLER = "it reads the frames of its caller, which helpers do not have"
 _OF_MAIN_RANK = {
     "_version": "it reads how often a tensor was written to, which helpers do not see",
     "initial_seed": "it reads a seed of the script, and helpers have their own",
+    "globals": "it looks up globals by their names, and helpers have only those that its code names",
     "currentframe": _OF_CALLER,
     "_getframe": _OF_CALLER,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.autopilot.equivalence.effects import remove_temporary_folders, watch_effects
+from samestep.autopilot.equivalence.effects import announced_files, remove_temporary_folders, watch_effects
 from samestep.autopilot.equivalence.split_comparison import in_one_line
 from samestep.autopilot.helpers.messages import LineOfHelper, received
 from samestep.autopilot.helpers.mirrors import Kind, MappedWeights, Mirror, MirrorMessage
@@ -252,7 +252,7 @@ def serve(world: TeamWorld, line: LineOfHelper, *, threads: int) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
     slices = RankSlices(world, SliceGradients(world), copies=True)
-    with computing_slices(), splitting_calls(_HelperCalls(slices)):
+    with computing_slices(), announced_files(), splitting_calls(_HelperCalls(slices)):
         watch_effects(refuses_all=True)
         try:
             with suppress(PeerLost):

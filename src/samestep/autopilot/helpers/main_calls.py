@@ -37,7 +37,7 @@ from samestep.autopilot.helpers.mirrors import MirrorError, MirrorState
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
 from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult
 from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
-from samestep.autopilot.helpers.surroundings import Surroundings
+from samestep.autopilot.helpers.surroundings import CastWeights, Surroundings
 from samestep.autopilot.script.call_account import FEWER, Account, called_in_parts
 from samestep.autopilot.script.options import Options
 from samestep.autopilot.split import bypassed_modules
@@ -114,7 +114,7 @@ class MainCalls:
         self._schedule = CheckSchedule(self._size, options.check_every)
         self._short_calls = ShortCalls(self.device, account, enabled=options.short_calls == "auto")
         self._lock, self._plans = CallLock(), 0
-        self._check_time = CheckTime()
+        self._check_time, self.cast_weights = CheckTime(), CastWeights()
         self.gradients = self._slices.gradients
 
     def end(self) -> None:
@@ -257,6 +257,8 @@ class MainCalls:
                 return Obstacle(why, of_parts=False)
             plain = {**reach.plain, **reach.of_tensors}
             modes = Surroundings.now(call.module, self.device)
+            if self.cast_weights.have_changed(call.module, modes):
+                return Obstacle("autocast computes with casts of weights that have changed since")
             signature = self._signatures.signature(
                 call.module, call.arguments, plain, known.failed(), modes.of_process
             )

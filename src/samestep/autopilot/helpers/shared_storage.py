@@ -10,6 +10,7 @@ a container by default; a helper opens them as ``/proc/<pid>/fd/<number>``.
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,10 +225,17 @@ def _is_movable(tensors: Sequence[Tensor]) -> bool:
     storage = tensors[0].untyped_storage()
     if tensors[0].is_inference() or storage.is_shared() or not storage.resizable():
         return False
+    if _references(tensors[0]) > _references(torch.empty(1)) + 1:  # `storage` itself is one
+        return False
     count = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001 - no public spelling
     if count is None:  # a build of torch 2.6 without CUDA
         return False
     return bool(count(storage._cdata) - 1 == len(tensors))  # noqa: SLF001 - `storage` itself is one
+
+
+def _references(tensor: Tensor) -> int:
+    """Return the references to the Python object of a storage, which the script may have."""
+    return sys.getrefcount(tensor.untyped_storage())
 
 
 def _map_own_memory(address: int, size: int) -> None:

@@ -1,18 +1,22 @@
 """Carries the modes of torch that surround a call to the helpers."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.backends import cuda
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from samestep.autopilot.state.reachable_state import modules_of
+from samestep.autopilot.state.saved_state import version_of
+from samestep.hooks import declarations, module_parts
+from samestep.hooks.registry import attached, wrapping
 from samestep.parallel.exact.identity import float32_precisions, set_precisions
 
 _PRIVATE = (
@@ -139,6 +143,39 @@ class Surroundings:
                             cache_enabled=self.caches_autocast,
                         )
                     )
+            yield
+
+
+class CastWeights:
+    """The weights that autocast has cast in the present block, with their versions then.
+
+    It keeps these casts until the outermost block ends, also of weights that a step changes in between. A
+    helper has no such casts, and a check drops them.
+    """
+
+    def __init__(self) -> None:
+        self._versions: MutableMapping[Tensor, int | None] = WeakTensorKeyDictionary()
+
+    def have_changed(self, module: nn.Module, modes: Surroundings) -> bool:
+        """Return whether weights have changed since their cast; record those of a module that is called."""
+        if not (modes.caches_autocast and any(autocast.is_enabled for autocast in modes.autocast)):
+            return False
+        for weight in module_parts.parameters(module):
+            if weight.requires_grad:  # only their casts are kept
+                self._versions.setdefault(weight, version_of(weight))
+        return any(version_of(weight) != version for weight, version in self._versions.items())
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Forget the casts at the end of each outermost block of autocast."""
+
+        def clear(original: Callable[[], None]) -> None:
+            original()
+            torch.autocast_increment_nesting()
+            if torch.autocast_decrement_nesting() == 0:
+                self._versions.clear()
+
+        with attached(declarations.DROPPED_CASTS, wrapping(clear)):
             yield
 
 

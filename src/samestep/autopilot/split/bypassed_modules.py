@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from samestep.autopilot.script.call_account import Account, Site, called_in_parts, is_user_code, is_users_code
 from samestep.autopilot.split.gradients import leaves_of
@@ -51,6 +52,8 @@ def obstacle() -> str | None:
         return "an activation checkpoint calls it, outside of any call that is split"
     if is_transformed() or torch._C._get_tracing_state():  # noqa: SLF001 - no public spelling
         return "a transform of torch.func or a trace calls it"
+    if forward_ad._current_level >= 0:  # noqa: SLF001 - no public spelling
+        return "derivatives are computed forward, with the outputs"
     is_open = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if is_open and torch.cuda.is_current_stream_capturing():  # a graph cannot contain messages to helpers
         return CAPTURED

@@ -94,16 +94,14 @@ def check_operations(name: str, operations: Set[Operation], known: Set[Operation
 
 def _dims_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the dimensions that an operation is given; None if it has no such argument."""
-    place = _place_of_dims(func)
-    if place is None:
-        return None
-    number, name = place
-    dims = args[number] if number < len(args) else kwargs.get(name)
-    return tuple(dims) if isinstance(dims, list) else dims
+    dims = [
+        args[number] if number < len(args) else kwargs.get(name) for number, name in _places_of_dims(func)
+    ]
+    return tuple(tuple(dim) if isinstance(dim, list) else dim for dim in dims) or None
 
 
 @functools.cache
-def _place_of_dims(func: Any) -> tuple[int, str] | None:
-    """Return the number and the name of the argument that is a dimension, or several; None if none is."""
+def _places_of_dims(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return the numbers and the names of the arguments that are dimensions, as `dim0` of a transpose."""
     names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public spelling
-    return next(((number, name) for number, name in enumerate(names) if name in ("dim", "dims")), None)
+    return tuple((number, name) for number, name in enumerate(names) if name.startswith("dim"))

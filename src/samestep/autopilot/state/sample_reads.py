@@ -56,7 +56,8 @@ class Reads:
     stems: dict[Site, Stems] = field(default_factory=dict)
     """Of each comparison the reads from which its numbers stem."""
     are_of_others: bool = False
-    """Whether forward reads numbers of other tensors, too, such as weights, on which it may branch later."""
+    """Whether forward may branch later on what is not in `values`: on numbers of other tensors, such as
+    weights, on the number of elements that it selects, or on an array of NumPy."""
 
     def add(self, site: Site, value: Any) -> None:
         """Add a value."""
@@ -74,6 +75,8 @@ _READING = frozenset(
     }
 )
 _READING_OTHERS = _READING | {"numpy", "__array__"}
+_SELECTING = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
+"""Functions that return as many elements as the values of a tensor decide; a mask as an index does, too."""
 _TORCH = str(FilePath(torch.__file__).parent)
 _PASSING = (f"{_TORCH}/overrides.py", f"{_TORCH}/_tensor.py", __file__)
 """Code between the reading code and this module."""
@@ -114,6 +117,8 @@ class SampleReads(TorchFunctionMode):
                 return self._listed(result, tensors[0])
             if name in _READING and isinstance(result, (bool, int, float)):
                 return self._recorded(result, name)
+            if _reads_unseen(name, args):
+                self.found.are_of_others = True
             if tensors and _writes(func):
                 self._of_samples[tensors[0]] = True
             self.follow(tensor for _, tensor in leaves(result))
@@ -148,6 +153,14 @@ class SampleReads(TorchFunctionMode):
             return watch(part)
 
         return watched(values)
+
+
+def _reads_unseen(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a function with samples gives forward what it may branch on, but no number."""
+    if name in ("numpy", "__array__") or name in _SELECTING or (name == "where" and len(args) == 1):
+        return True
+    masks = leaves(args[1:]) if name == "__getitem__" else ()
+    return any(mask.dtype == torch.bool for _, mask in masks)
 
 
 class Watch:
