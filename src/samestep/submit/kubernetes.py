@@ -341,10 +341,10 @@ class FollowedKubernetesJob:
             Error: the cluster no longer has the job.
         """
         resource = self._get([self._job.resource])
-        found = self._get(["pods", "--selector", self._job.pods])
-        if resource is None or found is None:  # the cluster is busy or restarts, and the job goes on
+        listing = self._get(["pods", "--selector", self._job.pods])
+        if resource is None or listing is None:  # the cluster is busy or restarts, and the job goes on
             return JobStatus(words="Kubernetes does not answer", log=self._copied(), is_known=False)
-        pods = found.get("items", [])
+        pods = listing.get("items", [])
         self._read_log(pods)
         states = Counter(_state(pod) for pod in pods)
         ended = _ended_well(resource)

@@ -225,7 +225,7 @@ def _is_movable(tensors: Sequence[Tensor]) -> bool:
     storage = tensors[0].untyped_storage()
     if tensors[0].is_inference() or storage.is_shared() or not storage.resizable():
         return False
-    if _references(tensors[0]) > _references(torch.empty(1)) + 1:  # `storage` itself is one
+    if _references(tensors[0]) > _references(torch.empty(1, device="cpu")) + 1:  # `storage` itself is one
         return False
     count = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001 - no public spelling
     if count is None:  # a build of torch 2.6 without CUDA

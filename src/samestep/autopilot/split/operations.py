@@ -102,6 +102,6 @@ def _dims_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _places_of_dims(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return the numbers and the names of the arguments that are dimensions, as `dim0` of a transpose."""
+    """Return the numbers and the names of the arguments that are dimensions; a transpose has two."""
     names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - no public spelling
     return tuple((number, name) for number, name in enumerate(names) if name.startswith("dim"))

@@ -113,7 +113,7 @@ def test_with_a_closed_console_the_output_is_still_written_to_the_file(tmp_path,
     assert (tmp_path / "out.log").read_bytes() == b"text\n"
 
 
-def test_a_full_console_ends_no_run_whose_output_is_in_files(tmp_path, monkeypatch, capfd):
+def test_a_full_console_does_not_end_a_run_with_log_files(tmp_path, monkeypatch, capfd):
     stream = opened(Route(file=tmp_path / "out.log", prefix="[rank0]: "))
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
