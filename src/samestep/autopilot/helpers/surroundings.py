@@ -1,17 +1,17 @@
 """Carries the modes of torch that surround a call to the helpers."""
 
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.backends import cuda
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from samestep.autopilot.state.reachable_state import modules_of
 from samestep.autopilot.state.saved_state import version_of
@@ -147,23 +147,21 @@ class Surroundings:
 
 
 class CastWeights:
-    """The weights that autocast has cast in the present block, with their versions then.
+    """The modules whose weights autocast has cast in the present block, with the versions of these weights.
 
     It keeps these casts until the outermost block ends, also of weights that a step changes in between. A
     helper has no such casts, and a check drops them.
     """
 
     def __init__(self) -> None:
-        self._versions: MutableMapping[Tensor, int | None] = WeakTensorKeyDictionary()
+        self._versions: WeakKeyDictionary[nn.Module, list[int | None]] = WeakKeyDictionary()
 
     def have_changed(self, module: nn.Module, modes: Surroundings) -> bool:
         """Return whether weights have changed since their cast; record those of a module that is called."""
         if not (modes.caches_autocast and any(autocast.is_enabled for autocast in modes.autocast)):
             return False
-        for weight in module_parts.parameters(module):
-            if weight.requires_grad:  # only their casts are kept
-                self._versions.setdefault(weight, version_of(weight))
-        return any(version_of(weight) != version for weight, version in self._versions.items())
+        self._versions.setdefault(module, _versions(module))
+        return any(_versions(called) != versions for called, versions in self._versions.items())
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -177,6 +175,11 @@ class CastWeights:
 
         with attached(declarations.DROPPED_CASTS, wrapping(clear)):
             yield
+
+
+def _versions(module: nn.Module) -> list[int | None]:
+    """Return the versions of the weights that require a gradient: autocast keeps no other casts."""
+    return [version_of(weight) for weight in module_parts.parameters(module) if weight.requires_grad]
 
 
 def _default_device() -> str:
