@@ -391,11 +391,11 @@ def switched():
 
 
 class Surprises(Net):
-    """Compares samples if they are large, which is visible neither to guards nor to torch."""
+    """Compares samples if they are large, which is visible neither to guards nor in its operations."""
 
     def features(self, x):
         h = super().features(x)
-        return h - h.mean(0) if abs(x.numpy()).max() > 1e6 else h
+        return h - h.mean(0) * float(abs(x.numpy()).max() > 1e6)
 
 
 def surprised():
