@@ -95,7 +95,7 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
     """Return the printed numbers that deviate by more than rounding.
 
     Counts of one worker's share, such as half of the samples or batches, do not count, except those of the
-    same total in lines that are not of training: ``22/103`` in place of ``44/103``.
+    same total, and percentages, in lines that are not of training: ``22/103`` in place of ``44/103``.
     """
     size = _times_as_many(reference, run)
     rounding = rounding_of(reference.facts.epsilon)
@@ -108,7 +108,9 @@ def deviating_numbers(reference: RunRecord, run: RunRecord, control: RunRecord) 
         for k, (expected, printed) in enumerate(zip(lines[i].numbers, compared[j].numbers, strict=True)):
             if expected == printed or (lines[i].shape, k) in measured or k in lines[i].timed:
                 continue
-            is_result = lines[i].shape not in training and _has_same_total(lines[i], compared[j], k)
+            is_result = lines[i].shape not in training and (
+                _is_percentage(lines[i].shape, k) or _has_same_total(lines[i], compared[j], k)
+            )
             is_repeated = expected.isdecimal() and (expected, printed) in repeated
             if _is_share(expected, printed, size) and not (is_result or is_repeated):
                 continue
@@ -472,6 +474,11 @@ def _is_share(expected: str, printed: str, size: int) -> bool:
     if not (expected.isdecimal() and printed.isdecimal()) or max(len(expected), len(printed)) > _MOST_DIGITS:
         return False
     return int(printed) in (int(expected) * size, int(expected) // size, -(-int(expected) // size))
+
+
+def _is_percentage(shape: str, number: int) -> bool:
+    """Return whether a percent sign follows a number of a line, by the position of the number."""
+    return shape.split("#")[number + 1].lstrip().startswith("%")
 
 
 def _has_same_total(line: _Line, compared: _Line, place: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ _WRAPPERS = ("module", "_orig_mod")  # prefixes that wrappers add to the names o
 class _Order:
     """One order of indices that a `DistributedSampler` has shuffled."""
 
-    sampler: int  # id of the sampler
+    epochs: set[int]  # epochs in which steps were made with the sampler
     epoch: int  # number that `set_epoch` has set
     begun: int  # index of the step in which the first index was read
     is_counted: bool = False  # whether a step was made in this epoch
@@ -121,7 +121,9 @@ class Probe(Listener):
         self._device = _CPU  # device of the last model called
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
-        self._epochs: dict[int, set[int]] = {}  # epochs that each sampler has shuffled for training
+        self._epochs: WeakKeyDictionary[Any, set[int]] = (
+            WeakKeyDictionary()
+        )  # epochs that each sampler has shuffled for training
         self._reading: int | None = None  # what gives the indices of the loader that reads them now, by id
         self._orders: dict[int, dict[int, _Order]] = {}
         """The last order of each sampler that the pass over a loader has read, by the loader's
@@ -458,9 +460,10 @@ class Probe(Listener):
         Reading only the first batch, or evaluating, may repeat an order. A batch sampler or the workers of a
         loader may read all indices before the first step; then the next batch of that loader counts.
         """
-        order = _Order(id(sampler), sampler.epoch, self._step.index)
+        epochs = self._epochs.setdefault(sampler, set())
+        order = _Order(epochs, sampler.epoch, self._step.index)
         if self._reading is not None:
-            self._orders.setdefault(self._reading, {})[order.sampler] = order
+            self._orders.setdefault(self._reading, {})[id(sampler)] = order
         for index in (*indices, None):
             self._count_epoch(order)
             if index is not None:
@@ -468,9 +471,8 @@ class Probe(Listener):
 
     def _count_epoch(self, order: _Order) -> None:
         if not order.is_counted and self._step.index > order.begun:
-            known = self._epochs.setdefault(order.sampler, set())
-            self.facts.repeated_epochs += order.epoch in known
-            known.add(order.epoch)
+            self.facts.repeated_epochs += order.epoch in order.epochs
+            order.epochs.add(order.epoch)
             order.is_counted = True
 
     def _begin_pass(self, original: Callable[[Any], Any], loader: Any) -> Any:

@@ -242,6 +242,14 @@ def test_a_count_of_the_same_total_is_a_result(usual, line, found, expected):
     assert (number.is_combined, number.is_multiple) == expected
 
 
+@pytest.mark.parametrize(("usual", "found"), [("54 %", "27 %"), ("55 %", "110 %"), ("84%", "42%")])
+def test_a_percentage_is_a_result_also_if_it_is_a_share(usual, found):
+    """Tutorials print whole percentages: those of one rank's samples, or summed, were taken for counts."""
+    assert (
+        len(numbers(f"accuracy on the 10000 images: {usual}", f"accuracy on the 10000 images: {found}")) == 1
+    )
+
+
 def test_a_share_of_the_batches_is_no_result():
     assert numbers("batch 10/100", "batch 5/50") == []
     assert numbers("samples 50", "samples 25") == []

@@ -226,6 +226,23 @@ def test_evaluations_with_an_order_read_at_once_repeat_no_epoch(watch, kind):
     assert watch(script).facts.repeated_epochs == 0
 
 
+def test_a_sampler_in_the_place_of_an_ended_one_repeats_no_epoch(watch):
+    """Each fold of a cross-validation has a sampler, which may have the id of an earlier one."""
+
+    def script():
+        used = set()
+        for _ in range(20):
+            training = Training()
+            for epoch in range(2):
+                training.sampler.set_epoch(epoch)
+                training.epoch()
+            used.add(id(training.sampler))
+            del training
+        assert len(used) < 20
+
+    assert watch(script).facts.repeated_epochs == 0
+
+
 def test_reading_the_first_batch_and_evaluating_repeat_no_epoch(watch):
     def script():
         training = Training()

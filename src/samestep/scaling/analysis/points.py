@@ -91,7 +91,7 @@ def _point(repeats: Sequence[_Repeat]) -> Point:
         global_batch=median(repeat.steps.global_batch for repeat in repeats),
         speedup=float(workers),
         efficiency=1.0,
-        step_s={name: sum(rank[name] for rank in phases) / workers for name in PHASES},
+        step_s={name: sum(rank[name] for rank in phases) / len(phases) for name in PHASES},
         exchange_s=usual.steps.exchange_s,
         waiting_s=usual.steps.waiting_s,
         exchange_bytes=usual.steps.exchange_bytes,

@@ -174,6 +174,16 @@ def test_phases_of_a_rank_add_up_to_the_step():
         assert sum(rank.step_s.values()) == pytest.approx(192 / 3 / point.samples_per_second)
 
 
+def test_the_step_of_a_script_that_runs_once_is_that_of_the_rank_that_records_it():
+    """It was divided by the number of workers."""
+    (rank,) = clocked(1).ranks
+    header = rank.header | {"size": 4, "kind": "once"}
+    (point,) = measured([Run(ranks=[RankFile(header, rank.steps, rank.end)])])
+
+    assert point.workers == 4
+    assert sum(point.step_s.values()) == pytest.approx(64 / point.samples_per_second)
+
+
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b")])
 def test_the_time_line_is_a_step_without_gaps(hosts):
     run = clocked(3, noise=0.3, comm=0.004)
