@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from math import cos, pi
 from typing import Any, TypeAlias
 
@@ -46,6 +47,8 @@ def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         if settings.momentum:
             _zero_momentum(optimizer)
     optimizer.register_load_state_dict_post_hook(_match_memory_layout)
+    kept = {name: optimizer.defaults[name] for name in ("fused", "foreach")}
+    optimizer.register_load_state_dict_post_hook(partial(_keep_form, kept))
     return optimizer
 
 
@@ -68,6 +71,12 @@ def _zero_momentum(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _keep_form(form: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Keep the form for this device: a loaded state has that of the device on which it was saved."""
+    for group in optimizer.param_groups:
+        group.update(form)
 
 
 def _match_memory_layout(optimizer: Optimizer) -> None:

@@ -101,6 +101,22 @@ def test_each_precision_has_its_dtypes_of_weights_and_of_computation(name, weigh
     assert precision.scaler.is_enabled() == (name == "fp16")
 
 
+def test_a_state_of_another_device_is_loaded_without_its_form():
+    """A GPU's is fused, and fused SGD skips weights of half precision on a CPU."""
+    model = nn.Linear(64, 64, dtype=torch.bfloat16)
+    optimizer = build_optimizer(model, settings(precision="bf16-true"))
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group |= {"fused": True, "foreach": None}
+    optimizer.load_state_dict(state)
+    before = model.weight.detach().clone()
+
+    model(torch.ones(4, 64, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+
+    assert bool((model.weight != before).all())
+
+
 @pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-true", "fp16-true", "fp64"])
 def test_the_scaler_has_no_effect_if_the_precision_needs_no_scaling(name):
     precision = Precision.of(name, CPU)
