@@ -389,7 +389,7 @@ class FollowedKubernetesJob:
         state = "" if first is None else _state(first)
         if self._copy is not None and self._copy.poll() is None:
             self._copied_until = datetime.now(UTC)
-        elif first is not None and state in (_STARTED if self._copy is None else _STARTED[:1]):
+        elif first is not None and (state == "running" or (self._copy is None and state in _STARTED)):
             goes_on = self._copy is not None and self._log.stat().st_size > 0
             since = [f"--since-time={self._copied_until:%Y-%m-%dT%H:%M:%SZ}"] if goes_on else []
             with self._log.open("ab" if goes_on else "wb") as output:

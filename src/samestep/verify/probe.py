@@ -121,9 +121,8 @@ class Probe(Listener):
         self._device = _CPU  # device of the last model called
         self._fetched: RngState | None = None
         """Random state after the last batch of a DataLoader, or a backward after it; None before."""
-        self._epochs: WeakKeyDictionary[Any, set[int]] = (
-            WeakKeyDictionary()
-        )  # epochs that each sampler has shuffled for training
+        self._epochs: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+        """Epochs that each sampler has shuffled for training."""
         self._reading: int | None = None  # what gives the indices of the loader that reads them now, by id
         self._orders: dict[int, dict[int, _Order]] = {}
         """The last order of each sampler that the pass over a loader has read, by the loader's
