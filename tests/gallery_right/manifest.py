@@ -52,6 +52,7 @@ SCRIPTS = [
     Script("full_evaluation_everywhere.py"),
     Script("gather_and_cut.py"),
     Script("iterable_shards.py"),
+    Script("join_accumulated.py", steps=10),
     Script("join_uneven.py"),
     Script("mean_teacher.py", codes=("local-print",)),
     Script("meters_and_rates.py", steps=10),

@@ -1,12 +1,15 @@
 """Buckets are sent during backward, in the same order on all ranks, and only where that is safe."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from samestep.base.errors import OutOfStep, UsageError
+from samestep.base.place import Place
 from samestep.parallel.gradients import bucketed
 from samestep.parallel.gradients.replicate import replicate
 from samestep.ranks.world.thread_world import run_ranks
@@ -138,6 +141,42 @@ def test_a_gradient_that_changes_after_it_was_sent_is_sent_again():
     run(model, samples(), 1.0)
     for found in run_ranks(on_rank, 2):
         assert_equal_gradients(found, gradients(model))
+
+
+def checkpointed(model, inputs, weight, uses):
+    """In each step, one block in `uses` nested graphs; in none for 0."""
+    for count in uses:
+        hidden = inputs.clone().requires_grad_()
+        for _ in range(count):
+            hidden = checkpoint(model[:1], hidden[:, :3], use_reentrant=True)
+        mean_loss(model[1:](hidden) if count else model(hidden), weight).backward()
+
+
+def checkpointed_rank(world, uses):
+    model = network()
+    with replicate(model, world, bucket_bytes=1, check_every=0):
+        checkpointed(model, *share_of(world, samples(), [4, 3]), uses[world.place.rank])
+    return gradients(model)
+
+
+@pytest.mark.parametrize(
+    "uses", [("12", "11"), ("111", "121"), ("021", "011"), ("112", "120"), ("22", "10"), ("022", "032")]
+)
+def test_all_ranks_send_again_what_changed_on_some(uses):
+    """Only this catches gradients of different parameters being averaged with each other."""
+    uses = [[int(count) for count in counts] for counts in uses]
+    model = network()
+    for rank in range(2):
+        share = share_of(SimpleNamespace(place=Place(rank=rank, size=2)), samples(), [4, 3])
+        checkpointed(model, *share, uses[rank])
+    expected = {name: gradient / 2 for name, gradient in gradients(model).items()}
+    for found in run_ranks(checkpointed_rank, 2, uses):
+        assert_equal_gradients(found, expected)
+
+
+def test_nested_graphs_of_one_rank_alone_are_an_error_if_they_begin_late_and_change_what_was_sent():
+    with pytest.raises(OutOfStep):
+        run_ranks(checkpointed_rank, 2, [[0, 2], [0, 0]])
 
 
 def test_messages_of_a_failed_backward_do_not_affect_the_next_gradients():

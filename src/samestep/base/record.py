@@ -107,6 +107,8 @@ def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.writelines(map(printable, text))
+            stream.flush()
+            os.fsync(stream.fileno())  # else a power failure can leave the new name with no content
         draft.replace(path)
     except BaseException:
         with suppress(OSError):  # an unfinished draft takes space where a disk is full

@@ -44,6 +44,9 @@ class Participant(Protocol):
 class TopLevelBackward:
     """A running top-level backward and its participants."""
 
+    has_nested = False
+    """Whether another backward has run inside this one."""
+
     def __init__(self) -> None:
         self._participants: list[Participant] = []
         self._thread: int | None = threading.get_ident()
@@ -114,7 +117,8 @@ def _ending(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        if _current.get() is not None:
+        if (surrounding := _current.get()) is not None:
+            surrounding.has_nested = True
             return original(*args, **kwargs)
         top_level = TopLevelBackward()
         with _current.bound(top_level):

@@ -152,7 +152,8 @@ def _all(comparison: Comparison, *tests: Test) -> list[Finding]:
 def _steps_differ(comparison: Comparison) -> Finding | None:
     """Find a rank whose loop ended while another rank began a further step."""
     run = comparison.run
-    begun = [trace.begun for trace in run.traces]
+    # A call after the last step, or a batch that is only accumulated, is no step where no rank waited.
+    begun = [len(trace.steps) if run.failure is None else trace.begun for trace in run.traces]
     most, least = begun.index(max(begun)), begun.index(min(begun))
     hangs = run.failure is not None and run.failure.error == StepsDiffer.__name__
     is_over = hangs or (run.traces[least].facts.ended == "end" and not _has_exited_in_loop(run.failure))

@@ -429,12 +429,13 @@ class Probe(Listener):
     def _join(self, original: Callable[..., Any], context: Any, *error: Any) -> Any:
         """Record a step of the other ranks whenever this rank, which has no batch left, joins in one."""
         last = context._join_hooks[-1]  # noqa: SLF001
-        shadow = last.main_hook
+        shadow, model = last.main_hook, getattr(last, "ddp", None)
 
         def main_hook() -> None:
             index = self._step.index
             shadow()
-            if self._step.index == index:  # no optimizer has stepped here
+            averages = model is None or model.require_forward_param_sync  # else others only accumulate
+            if averages and self._step.index == index:  # no optimizer has stepped here
                 self._writer.write("begun", index)
                 self._step = Step(index=index, joined=True)
                 self._finish_step()

@@ -6,7 +6,7 @@ import numpy as np
 
 from samestep.base.units import counted
 from samestep.verify.compare import Comparison
-from samestep.verify.printed_lines import deviating_numbers
+from samestep.verify.printed_lines import deviating_numbers, of_progress
 from samestep.verify.run_record import RunRecord, same_samples
 from samestep.verify.tensor_summary import KEY_DECIMALS, rounded_keys
 from samestep.verify.verdict import Cause, Finding
@@ -119,8 +119,11 @@ def same_work(comparison: Comparison) -> Finding | None:
 def padded_evaluation(comparison: Comparison) -> Finding | None:
     """Find an evaluation that the ranks share, with more samples than on one worker, and another result."""
     counts = padding(comparison)
+    if counts is None:
+        return None
+    numbers = deviating_numbers(comparison.reference, comparison.run, comparison.control)
     # A script can gather the results and drop the repeats, as `gather_for_metrics` does.
-    if counts is None or not deviating_numbers(comparison.reference, comparison.run, comparison.control):
+    if len(of_progress(numbers, comparison.reference)) == len(numbers):
         return None
     return comparison.finding(
         "padded-evaluation",

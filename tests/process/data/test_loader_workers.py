@@ -32,6 +32,27 @@ def test_worker_processes_give_equal_batches_and_states():
         assert served.state_dict() == plain.state_dict()
 
 
+@pytest.mark.parametrize("stop", [0, 2, 3, 4])
+def test_a_run_resumed_at_any_batch_has_the_random_numbers_of_one_that_was_not_stopped(stop):
+    """Torch draws once for all passes of processes that persist; only this catches a second draw."""
+    loader = samestep.shard(
+        TensorDataset(torch.arange(6)), batch_size=2, world=SoloWorld(), **SERVED, persistent_workers=True
+    )
+    torch.manual_seed(1)
+    states = [(loader.state_dict(), torch.get_rng_state())]
+    states += [(loader.state_dict(), torch.get_rng_state()) for _ in range(2) for _ in loader]
+    after = torch.get_rng_state()
+    state, random = states[stop]
+    resumed = samestep.shard(
+        TensorDataset(torch.arange(6)), batch_size=2, world=SoloWorld(), **SERVED, persistent_workers=True
+    )
+    resumed.load_state_dict(state)
+    torch.set_rng_state(random)
+    for _ in range(state["epoch"], 2):
+        list(resumed)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_a_worker_process_creates_the_empty_batch():
     data, last = TensorDataset(torch.arange(4)), run_ranks(lambda world: world, 3)[2]
     served = samestep.shard(data, batch_size=3, world=last, collate_fn=list, **SERVED)

@@ -8,7 +8,8 @@ from support.tiers import mostly_long, stem
 MAY_BE_MISSING = {"evaluation", "second-epoch", "later-steps"}
 """What the script does not reach, and steps whose samples a rounding error may change."""
 SHORT = (
-    *("fp16_compress_hook", "fsdp2", "gather_and_cut", "join_uneven", "pipeline_by_hand"),
+    *("fp16_compress_hook", "fsdp2", "gather_and_cut", "join_accumulated", "join_uneven"),
+    "pipeline_by_hand",
     *("tensor_and_data_parallel", "tensor_parallel"),
 )
 """Scripts whose ranks differ in another way each: gradients, shards of weights, rows, layers, states."""

@@ -583,6 +583,20 @@ def test_an_evaluation_that_counts_repeats_is_found_and_one_on_every_rank_is_not
     assert causes_of(all_of_it) == []
 
 
+def test_repeats_that_the_script_drops_are_no_fault_where_rank_0_prints_its_own_progress():
+    """Only this catches an accusation of `gather_for_metrics` beside a print of rank 0's loss."""
+
+    def facts(loss, evaluated):
+        printed = f"rank 0: loss {loss}\naccuracy 0.50\n"
+        return lambda rank: {"printed": printed, "evaluated": evaluated[rank]}
+
+    whole = [float(k) for k in range(7)]
+    reference = run(facts=facts(0.5, [whole]))
+    control = run(facts=facts(0.5, [whole]), jitter=1e-15)
+    seen = run(2, facts=facts(0.57, [[0.0, 2.0, 4.0, 6.0], [1.0, 3.0, 5.0, 0.0]]))
+    assert causes(Comparison(reference, seen, control)) == []
+
+
 @pytest.mark.parametrize(
     ("part", "sums", "expected"),
     [

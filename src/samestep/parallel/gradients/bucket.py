@@ -2,19 +2,19 @@
 
 ::
 
-    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | steady | payload |
+    flat   | grad 0 | grad 1 | ... | used 0 | used 1 | ... | flags | payload |
 
 ``used i`` is 1 if this rank has a gradient for parameter i. Its average shows, without another message,
 whether any rank has one: a parameter that no rank used keeps ``grad`` None as in serial training, so that
-weight decay and momentum do not change it. ``steady`` is 1 unless this rank needs other buckets; only a rank
-that does reads the average.
+weight decay and momentum do not change it. ``flags`` are those of `Flags`; only a rank that has a flag other
+than `ORDINARY` reads their averages, for which a GPU must be waited for.
 
 The message may be of a smaller dtype than the gradients (`compressed`): they are rounded when they are copied
 into it, so that every rank gets the same bits. A value that overflows becomes infinite on all ranks.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,20 @@ class Payload(Protocol):
 
     def unpack(self) -> None:
         """Copy the averages from the slot."""
+
+
+class Flags(NamedTuple):
+    """The state of a rank, sent with its gradients."""
+
+    steady: bool
+    """This rank keeps its buckets."""
+    flat: bool
+    """No backward ran inside the backward of these gradients."""
+    stale: bool
+    """A gradient has changed since it was sent."""
+
+
+ORDINARY = Flags(steady=True, flat=True, stale=False)
 
 
 class Bucket:
@@ -66,11 +80,11 @@ class Bucket:
         self._parameters = list(parameters.values())
         self._payload = payload
         sizes = [real(parameter).numel() for parameter in self._parameters]
-        sizes += [len(sizes) + 1, payload.numel if payload is not None else 0]
+        sizes += [len(sizes) + len(ORDINARY), payload.numel if payload is not None else 0]
         self._dtype, device = kind
         self._flat = torch.zeros(sum(sizes), dtype=message or self._dtype, device=device)
         *slots, self._used, payload_slot = torch.split(self._flat, sizes)
-        self._all_used = torch.ones_like(self._used)
+        self._ordinary = self._used.new_tensor([*[True] * len(self._parameters), *ORDINARY])
         if payload is not None:
             payload.assign_slot(payload_slot)
         self._slots = [
@@ -80,18 +94,18 @@ class Bucket:
         self._packed: tuple[list[Tensor], list[Tensor]] = [], []
         self._pending: Work | None = None
 
-    def send(self, *, steady: bool = True) -> None:
+    def send(self, flags: Flags = ORDINARY) -> None:
         """Copy the existing gradients into the buffer and begin to average it."""
         self._packed = grads, slots = self._present()
-        if self._missing or not steady:
+        if self._missing or flags != ORDINARY:
             used = [parameter.grad is not None for parameter in self._parameters]
-            flags = torch.tensor([*used, steady], dtype=torch.float32, device="cpu")
-            self._used.copy_(flags, non_blocking=True)
+            numbers = torch.tensor([*used, *flags], dtype=torch.float32, device="cpu")
+            self._used.copy_(numbers, non_blocking=True)
             for index in self._missing:
                 self._slots[index].zero_()
             copy_all(slots, grads)
         else:
-            copy_all([*slots, self._used], [*grads, self._all_used])
+            copy_all([*slots, self._used], [*grads, self._ordinary])
         if self._payload is not None:
             self._payload.pack()
         self._pending = self._world.average_later(self._flat)
@@ -122,9 +136,9 @@ class Bucket:
         if self._payload is not None:
             self._payload.unpack()
 
-    def any_rank_steady(self) -> bool:
-        """Return whether any rank sent `steady`; valid between `wait` and the next `send`."""
-        return self._used[-1].item() > 0
+    def flags_of_any_rank(self) -> Flags:
+        """Return which flags any rank sent; valid between `wait` and the next `send`."""
+        return Flags(*(average > 0 for average in self._used[-len(ORDINARY) :].tolist()))
 
     def _present(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the existing gradients and their slots; record which are missing."""
@@ -195,22 +209,22 @@ def dense_gradient(name: str, parameter: Tensor) -> Tensor | None:
 class InPlaceGradient:
     """A replacement for a bucket of one gradient, which saves copying what does not fit into the cache.
 
-    A message before it shows whether any rank has the gradient, and whether any is steady; in the worlds
-    that this is for, whose all-reduces have ended when they return, such a message costs next to nothing.
+    A message before it shows whether any rank has the gradient, and the flags. In the worlds that this is
+    for, whose all-reduces have ended when they return, such a message costs next to nothing.
     """
 
     has_payload = False
 
     def __init__(self, world: World, name: str, parameter: Tensor) -> None:
         self._world, self._name, self._parameter = world, name, parameter
-        self._flags = torch.zeros(2, device="cpu")
+        self._used = torch.zeros(1 + len(ORDINARY), device="cpu")
 
-    def send(self, *, steady: bool = True) -> None:
+    def send(self, flags: Flags = ORDINARY) -> None:
         """Average the gradient over the ranks, if any has one."""
         grad = dense_gradient(self._name, self._parameter)
-        self._flags[0], self._flags[1] = grad is not None, steady
-        self._world.all_reduce(self._flags)
-        if not self._flags[0]:
+        self._used.copy_(torch.tensor([grad is not None, *flags], device="cpu"))
+        self._world.all_reduce(self._used)
+        if not self._used[0]:
             return
         if grad is None:
             self._parameter.grad = torch.zeros_like(self._parameter)
@@ -226,9 +240,9 @@ class InPlaceGradient:
     def unpack(self) -> None:
         """See `Bucket.unpack`; the average is in the gradient."""
 
-    def any_rank_steady(self) -> bool:
-        """See `Bucket.any_rank_steady`."""
-        return self._flags[1].item() > 0
+    def flags_of_any_rank(self) -> Flags:
+        """See `Bucket.flags_of_any_rank`."""
+        return Flags(*(ranks > 0 for ranks in self._used[1:].tolist()))
 
 
 _MESSAGES = {"fp16": torch.float16, "bf16": torch.bfloat16}

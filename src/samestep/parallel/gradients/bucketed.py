@@ -13,7 +13,9 @@ from torch import Tensor
 
 from samestep.base.errors import OutOfStep, UsageError
 from samestep.parallel.gradients.bucket import (
+    ORDINARY,
     Bucket,
+    Flags,
     InPlaceGradient,
     compressed,
     kind_of,
@@ -130,13 +132,13 @@ class Bucketed(GradientSynchronizer):
         communication             [bucket 0] [bucket 1]       | [bucket 2]  then copy the averages
 
     Ranks must send in one order, whichever parameters each of them uses. So a bucket is sent early only when
-    it is full and all buckets before it were sent; a bucket with running statistics waits for the end; and of
-    several models only the first to be replicated sends early.
+    it is full and all buckets before it were sent; the last bucket, with the flags, and one with running
+    statistics wait for the end; and of several models only the first to be replicated sends early.
 
     Where graphs are nested and share parameters (a block under reentrant checkpointing, used twice), a
     gradient can change after its bucket was sent. The first synchronization sends nothing early and detects,
-    for all ranks, whether that happens. If it begins later, those buckets are sent again, which is correct
-    because averaging starts from ``p.grad``, and nothing is sent early any more.
+    for all ranks, whether that happens, and whether graphs are nested. If it begins later, all ranks send
+    those buckets again, which is correct because averaging starts from ``p.grad``.
 
     A bucket is copied on the stream of its last gradient, which waits for no other stream. So nothing more is
     sent early in a backward whose gradients are accumulated on several streams; torch joins these at its end.
@@ -169,6 +171,7 @@ class Bucketed(GradientSynchronizer):
         self._frozen_members: list[int] = []
         self._num_frozen_syncs = 0
         self._overlap: bool | None = None if self._config.may_overlap else False  # None: not known yet
+        self._any_rank_nests = False
 
     def _prepare(self) -> None:
         for bucket in self._buckets:
@@ -176,7 +179,7 @@ class Bucketed(GradientSynchronizer):
         self._awaited = [set(indices) for indices in self._members]
         self._num_sent = 0
         self._repeated = False
-        self._steady = True
+        self._flags = ORDINARY
         self._stale: set[int] = set()
         self._streams: dict[torch.device, Any] = {}  # of the first gradient of this backward on each device
         self._has_one_stream = True
@@ -204,7 +207,7 @@ class Bucketed(GradientSynchronizer):
 
     def _send_full(self) -> None:
         with torch.no_grad():
-            while self._num_sent < len(self._buckets):
+            while self._num_sent < len(self._buckets) - 1:
                 bucket = self._buckets[self._num_sent]
                 if self._awaited[self._num_sent] or bucket.has_payload:
                     return
@@ -212,30 +215,50 @@ class Bucketed(GradientSynchronizer):
                 self._num_sent += 1
 
     def _send(self, row: int) -> None:
-        """Send a bucket; the last one carries whether this rank keeps its layout."""
+        """Send a bucket; the last one carries the flags."""
         if row == len(self._buckets) - 1:
-            self._steady = not self._unfrozen() and self._num_frozen_syncs < FROZEN_SYNCS
-            self._buckets[row].send(steady=self._steady)
+            self._flags = Flags(
+                steady=not self._unfrozen() and self._num_frozen_syncs < FROZEN_SYNCS,
+                flat=self._backward is None or not self._backward.has_nested,
+                stale=bool(self._stale),
+            )
+            self._buckets[row].send(self._flags)
         else:
             self._buckets[row].send()
 
     def _average(self) -> None:
         for row in range(self._num_sent, len(self._buckets)):
             self._send(row)
-        for row in sorted(self._stale):
-            self._buckets[row].wait()
-            self._send(row)
         for bucket in self._buckets:
             bucket.wait()
+        if self._any_rank_nests or not self._flags.flat:
+            self._send_stale_again()
+        for bucket in self._buckets:
             bucket.unpack()
         self._num_sent = 0
         if self._overlap is None:
-            self._overlap = self._no_rank_repeats()
-        elif self._stale:
-            self._overlap = False
+            self._overlap = not self._any_rank_repeats()
         self._count_frozen()
-        if not self._steady:
+        if not self._flags.steady:
             self._replan()
+
+    def _send_stale_again(self) -> None:
+        """Average the buckets again in which a gradient of any rank has changed since they were sent."""
+        flags = self._buckets[-1].flags_of_any_rank()
+        if not flags.stale:
+            return
+        if flags.flat and not self._any_rank_nests:
+            raise OutOfStep(
+                "gradients changed after they were sent, because a backward runs inside backward since this "
+                "step, and not on all ranks. Call checkpoint with use_reentrant=False."
+            )
+        stale = torch.zeros(len(self._buckets), device=self._config.world.device)
+        stale[sorted(self._stale)] = 1
+        self._config.world.all_reduce(stale, op="max")
+        for row in stale.nonzero().flatten().tolist():
+            self._buckets[row].send()
+            self._buckets[row].wait()
+        self._overlap = False
 
     def _count_frozen(self) -> None:
         """Count the consecutive synchronizations in which the same parameters were frozen."""
@@ -247,15 +270,18 @@ class Bucketed(GradientSynchronizer):
     def _unfrozen(self) -> list[str]:
         return [name for name, parameter in self._frozen.items() if parameter.requires_grad]
 
-    def _no_rank_repeats(self) -> bool:
-        repeated = torch.tensor([float(self._repeated)], device=self._config.world.device)
-        self._config.world.all_reduce(repeated, op="max")
-        return not repeated.item()
+    def _any_rank_repeats(self) -> bool:
+        """Return whether gradients of any rank changed twice; record whether any rank nests graphs."""
+        flags = [float(self._repeated), float(not self._flags.flat)]
+        numbers = torch.tensor(flags, device=self._config.world.device)
+        self._config.world.all_reduce(numbers, op="max")
+        repeats, self._any_rank_nests = numbers.bool().tolist()
+        return bool(repeats)
 
     def _replan(self) -> None:
         """Lay out new buckets if all ranks need them, and average unfrozen parameters at once."""
         unfrozen = self._unfrozen()
-        if self._buckets[-1].any_rank_steady():
+        if self._buckets[-1].flags_of_any_rank().steady:
             if unfrozen:
                 raise OutOfStep(
                     f"parameters were unfrozen on this rank ({', '.join(unfrozen)}) and not on all others. "

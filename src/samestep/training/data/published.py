@@ -6,7 +6,8 @@ import io
 import logging
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -153,17 +154,28 @@ def fetch(file: PublishedFile, mirrors: Sequence[str], folder: Path) -> Path:
     path = folder / (file.name + file.suffix)
     if path.exists():
         return path
-    lock = FileLock(folder / f".{path.name}.lock")
+    with download_lock(folder, path.name):
+        return _download(file, mirrors, path)  # pooch checks again whether it exists
+
+
+@contextmanager
+def download_lock(folder: Path, name: str) -> Iterator[None]:
+    """Let one process of any number at a time download `name` into `folder`, which is made.
+
+    Raises:
+        DataError: `folder` cannot be written, or another process has held the lock for too long.
+    """
+    lock = FileLock(folder / f".{name}.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, path)
+        _acquire(lock, folder / name)
     except OSError as error:
         raise DataError(
-            f"cannot write {path.name} to {folder}: {error.strerror}. Set XDG_CACHE_HOME to a writable "
+            f"cannot write {name} to {folder}: {error.strerror}. Set XDG_CACHE_HOME to a writable "
             "folder, or give --data-dir DIR."
         ) from None
     try:
-        return _download(file, mirrors, path)  # pooch checks again whether it exists
+        yield
     finally:
         lock.release()
 

@@ -344,6 +344,7 @@ class ShardedLoader(DataLoader[Any]):
     def __init__(self, dataset: Dataset[Any], passes: Passes, **options: Any) -> None:
         self._passes = passes
         self._after: Position | None = None  # after the current batch; None between passes
+        self._continues = False  # the next pass is the first here and not the first of its run
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its private class
@@ -366,10 +367,12 @@ class ShardedLoader(DataLoader[Any]):
     def _from_torch(self, start: Position) -> Iterator[Any]:
         """Return torch's iterator of a pass from `start`.
 
-        Torch draws a seed from the global generator for it. The state that a checkpoint within the pass has
-        is that after this draw, so the rest of the pass must not draw again.
+        Torch draws a seed from the global generator for it, or with `persistent_workers` for the first pass
+        only. The state that a checkpoint after this draw has must not be drawn from again.
         """
-        with torch.random.fork_rng(devices=[], enabled=start.samples > 0):
+        drawn = start.samples > 0 or (self._continues and self.persistent_workers)
+        self._continues = False
+        with torch.random.fork_rng(devices=[], enabled=drawn):
             return super().__iter__()
 
     @property
@@ -414,8 +417,10 @@ class ShardedLoader(DataLoader[Any]):
         Raises:
             UsageError: the position is beyond the end of this data set.
         """
-        self._passes.begin_at(Position(**state))
+        position = Position(**state)
+        self._passes.begin_at(position)
         self._after = None
+        self._continues = position.epoch > 0
 
 
 class IndexedLoader(ShardedLoader):

@@ -273,9 +273,13 @@ class Training:
             stop=stop,
         )
 
+    @property
+    def begins_with_evaluation(self) -> bool:
+        """Whether `run` evaluates before its first step."""
+        return self._evaluation_due or (not self.journal.steps and self.options.evaluate_first)
+
     def _epochs(self, step: Step, callbacks: Callbacks) -> None:
-        untrained = not self.journal.steps and self.options.evaluate_first
-        if self._evaluation_due or untrained:
+        if self.begins_with_evaluation:
             self._evaluate_and_save(callbacks, late=False)
         self.clock.start()
         while self.position.epoch < self.settings.epochs:

@@ -175,7 +175,8 @@ def _append(path: Path, data: bytes | bytearray) -> None:
             view.release()
 
 
-_BY_STEP = ("metrics.jsonl", "evaluations.jsonl", "ranks.jsonl")
+_EVALUATIONS = "evaluations.jsonl"
+_BY_STEP = ("metrics.jsonl", _EVALUATIONS, "ranks.jsonl")
 _FILES = ("config.toml", *_BY_STEP, "sessions.jsonl", "result.json")
 _OURS = {*_FILES, "checkpoints", "profile", "report.html"}
 _LINE = 1 << 24  # maximum bytes of a line; a line has about 300
@@ -307,10 +308,11 @@ class RunFolder(Sink):
         with explaining(path, "Choose another --out."):
             write_whole(path, [tomli_w.dumps(dict(config))], identity=claim(self.path))
 
-    def begin(self, session: Mapping[str, Any]) -> None:
+    def begin(self, session: Mapping[str, Any], *, evaluates: bool = False) -> None:
         """Record a start of the run, and remove the rows of steps after the one it starts from.
 
-        A killed run has rows after its last checkpoint; those steps are repeated.
+        A killed run has rows after its last checkpoint; those steps are repeated, and with `evaluates` the
+        evaluation at the step it starts from as well.
         """
         with explaining(self.path, self._remedy):
             identity = claim(self.path)
@@ -318,7 +320,8 @@ class RunFolder(Sink):
         for name in _BY_STEP:
             path = self.path / name
             with explaining(path, self._remedy):
-                _truncate(path, after=session["step"], identity=identity)
+                repeated = evaluates and name == _EVALUATIONS
+                _truncate(path, after=session["step"] - repeated, identity=identity)
         path = self.path / "sessions.jsonl"
         with explaining(path, self._remedy), path.open("a", encoding="utf-8") as stream:
             stream.write(json_line({**session, "provenance": provenance()}) + "\n")
@@ -333,7 +336,7 @@ class RunFolder(Sink):
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Append one line to ``evaluations.jsonl``."""
-        self._append("evaluations.jsonl", [row])
+        self._append(_EVALUATIONS, [row])
 
     def finish(self, result: Result) -> None:
         """Write ``result.json``."""

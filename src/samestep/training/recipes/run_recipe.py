@@ -269,7 +269,7 @@ def _outputs(
         warnings = [line for line in (skipped, unlocked) if line is not None]
         for line in [*_resume_lines(resolved, training, chosen), *warnings]:
             display.note(line)
-        folder.begin(_session(world, training, chosen))
+        folder.begin(_session(world, training, chosen), evaluates=training.begins_with_evaluation)
         sink = with_loggers(folder, resolved.options.logger, resolved.config(), report=display.note)
         opened.append((sink, display))
 

@@ -51,7 +51,8 @@ class DeviceOfRank(Observer):
 
     def notes(self) -> Iterator[Note]:
         """See `Observer.notes`."""
-        if self._local_rank and (self._used or NAMED.used) == {0}:
+        sees_own = torch.cuda.device_count() == 1  # by CUDA_VISIBLE_DEVICES, or no rank has another one
+        if self._local_rank and (self._used or NAMED.used) == {0} and not sees_own:
             yield Note(
                 "device-of-rank-0",
                 "further ranks of the node use the GPU of rank 0 too. Call torch.cuda.set_device with the "

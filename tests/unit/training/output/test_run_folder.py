@@ -89,6 +89,19 @@ def test_a_diverged_run_writes_null_not_nan(tmp_path):
     assert row == {"loss": None, "lr": None, "deep": [{"x": None}]}
 
 
+@pytest.mark.parametrize(("evaluates", "kept"), [(True, [0, 2]), (False, [0, 2, 4])])
+def test_an_evaluation_that_a_start_repeats_is_removed(evaluates, kept, tmp_path):
+    """Only this catches two rows of one step, of a run that was stopped or killed after its evaluation."""
+    folder = RunFolder(tmp_path)
+    for step in (0, 2, 4, 6):
+        folder.evaluation({"step": step})
+        folder.steps([{"step": step}])
+    folder.begin({"step": 4, "world_size": 1}, evaluates=evaluates)
+
+    assert [row["step"] for row in lines(tmp_path / "evaluations.jsonl")] == kept
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [0, 2, 4]
+
+
 def test_a_resumed_run_removes_rows_after_its_checkpoint_and_partial_rows(tmp_path):
     folder = RunFolder(tmp_path)
     folder.begin({"step": 0, "world_size": 1})

@@ -21,6 +21,7 @@ import inspect
 import io
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,7 @@ from samestep.base.machine.description import machine
 from samestep.base.regular_files import read_bytes
 from samestep.base.units import bytes_text
 from samestep.training.data.image_set import ImageSet, LazyImages, Split, checked_labels
+from samestep.training.data.published import download_lock
 
 MAX_SIDE = 8192
 """Maximum side of images in pixels; a square RGB image of this side has 192 MiB."""
@@ -233,7 +235,8 @@ def _open(name: str, split: Split, root: Path, *, download: bool) -> Any:
     if not {"download", *which} <= set(parameters):
         raise UsageError(f"torchvision's {name} has no training and test split of labeled images.")
     try:
-        return kind(str(root), download=download, **which)
+        with download_lock(root, name) if download else nullcontext():
+            return kind(str(root), download=download, **which)
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(f"torchvision cannot open {name} in {root}: {error}") from None
 

@@ -1,10 +1,12 @@
 """Image sets that are given by a specification: random images, folders, torchvision's sets."""
 
 import gzip
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from samestep.base.errors import DataError, UsageError
 from samestep.base.place import Place
@@ -127,6 +129,27 @@ def test_mnist_of_torchvision_equals_the_published_one(tmp_path):
         assert label == ours.labels[index]
     assert theirs.mean == pytest.approx(ours.mean, abs=0.01)
     assert load("torchvision:MNIST@16", "test", data_dir=tmp_path)[3][0].shape == (1, 16, 16)
+
+
+def test_one_process_at_a_time_downloads_a_data_set_of_torchvision(tmp_path, monkeypatch):
+    """Only this catches ranks without a common parent that write the same archive at once."""
+    datasets = torchvision().datasets
+    folder, locked = tmp_path / "samestep" / "torchvision", []
+
+    def download(root, train=True, download=False):
+        lock = FileLock(folder / ".MNIST.lock")
+        with suppress(Timeout), lock.acquire(timeout=0):
+            raise AssertionError("another process can download as well")
+        locked.append(root)
+        raise RuntimeError("no network")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(datasets, "MNIST", download)
+    with pytest.raises(DataError, match="no network"):
+        load("torchvision:MNIST", "train", data_dir=None)
+    assert locked == [str(folder)]
+    with FileLock(folder / ".MNIST.lock").acquire(timeout=0):  # it is released
+        pass
 
 
 class Flowers(list):
