@@ -4,7 +4,8 @@
     PYTHONPATH=tests python benchmarks/baseline.py --nodes 2
 
 Each script runs as plain ``python`` with all cores, also with freed memory kept by the C library, unchanged
-with ``samestep run -n`` the cores, and rewritten by hand for torch DDP. All are alive at once and take turns
+with ``samestep run -n`` the cores, with all calls split and with those that it splits by default, and
+rewritten by hand for torch DDP. All are alive at once and take turns
 of some seconds; DataLoader, optimizer and communication are part of a step. Printed are medians of the steps,
 and the speedup over ``python`` with its range over the rounds. The defaults take about ten minutes on two
 cores.
@@ -29,7 +30,7 @@ from turns import in_turns
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SERIAL, BY_HAND = SCRIPTS / "problem_serial.py", SCRIPTS / "problem_by_hand.py"
-PYTHON, KEEPING, SAMESTEP = "python", "python, memory kept", "samestep"
+PYTHON, KEEPING, SAMESTEP, DEFAULT = "python", "python, memory kept", "samestep", "by default"
 KEEP = ("env", f"MALLOC_MMAP_THRESHOLD_={32 << 20}", f"MALLOC_TRIM_THRESHOLD_={1 << 30}")
 """Lets the C library keep freed memory, as samestep does; it helps ``python`` too."""
 PATIENT = ("--hang-timeout", "3600")
@@ -56,10 +57,19 @@ def on_one_host(name: str, steps: int, workers: int, sources: Mapping[str, str])
     end = [name, str(steps)]
     # With this flag a check is completed at its first call, and no timed step is beside it.
     serial = [*run, "--short-calls", "split", str(SERIAL), *end]
+    default = [*run, str(SERIAL), *end]
     others = {way: ["env", f"PYTHONPATH={folder}", *serial] for way, folder in sources.items()}
     by_hand = [*run, "--mode", "native", str(BY_HAND), *end]
     python = [sys.executable, str(SERIAL), *end]
-    return {PYTHON: python, KEEPING: [*KEEP, *python], SAMESTEP: serial, **others, "DDP": by_hand}
+    keeping = [*KEEP, *python]
+    return {
+        PYTHON: python,
+        KEEPING: keeping,
+        SAMESTEP: serial,
+        DEFAULT: default,
+        **others,
+        "DDP": by_hand,
+    }
 
 
 def on_nodes(nodes: Any, name: str, steps: int) -> dict[str, list[str]]:
