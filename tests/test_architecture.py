@@ -51,7 +51,9 @@ def python(code: str) -> str:
 
 
 def test_importing_samestep_or_its_command_line_does_not_import_torch():
-    modules = "sys, samestep, samestep.errors, samestep.cli.main, samestep.parallel.sharding"
+    modules = (
+        "sys, samestep, samestep.errors, samestep.cli.main, samestep.cli.doctor, samestep.parallel.sharding"
+    )
     code = f"import {modules}; print('torch' in sys.modules)"
 
     assert python(code) == "False"

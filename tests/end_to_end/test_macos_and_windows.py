@@ -22,6 +22,7 @@ LACKING = {
                 "os.geteuid",
                 "os.register_at_fork",
             ),
+            *(f"os.O_{name}" for name in ("CLOEXEC", "NONBLOCK", "NOCTTY", "NOFOLLOW")),
             *(f"signal.SIG{name}" for name in ("KILL", "USR1", "USR2", "HUP", "CHLD", "URG", "ALRM", "CONT")),
         ),
     ),

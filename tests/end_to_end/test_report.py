@@ -38,6 +38,19 @@ def test_a_missing_run_and_a_missing_folder_are_one_line_and_exit_code_2(tmp_pat
         assert err.startswith("samestep: error:")
 
 
+def test_a_table_is_not_replaced_by_its_page(tmp_path, capsys):
+    """Only this finds a table that is lost."""
+    text = "workers,seconds\n1,10\n2,6\n"
+    table, plain = tmp_path / "times.html", tmp_path / "times.csv"
+    for path in (table, plain):
+        path.write_text(text)
+    assert run_command(["report", str(table)]) == 0
+    assert run_command(["report", str(plain), "--page", str(plain)]) == 2
+    assert (table.read_text(), plain.read_text()) == (text, text)
+    assert (tmp_path / "times.html.html").is_file()
+    assert "times.csv" in capsys.readouterr().err
+
+
 def test_a_study_gets_its_table_and_a_page_beside_it(tmp_path, capsys):
     write_study(tmp_path / "study.json", study(bar=None))
     verdict = study(bar=0.5).verdict.sentence

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.base.machine.description import machine
-from samestep.base.regular_files import descriptor, kind_of, read_bytes
+from samestep.base.regular_files import AS_IT_IS, descriptor, kind_of, read_bytes
 
 IDENTITY_FILE = ".samestep-run"
 _IDENTITY = re.compile(r"[0-9a-f]{32}\n")
@@ -103,7 +103,7 @@ def write_whole(path: Path, text: Iterable[str], *, identity: str | None = None)
         OSError: the file cannot be written; no draft is left.
     """
     draft = path.with_name(hidden_name("draft", path.name, identity or secrets.token_hex(16)))
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_IT_IS, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.writelines(map(printable, text))

@@ -19,6 +19,11 @@ TEXT_BYTES = 16 << 20
 LINE_BYTES = 1 << 20
 """The longest line of a file that is read line by line."""
 
+AS_IT_IS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+"""For `os.open`: without a change of line ends, which Windows makes, and not for started programs."""
+# Windows has no other kinds of files. Without O_NONBLOCK the opening of a pipe waits for a writer.
+_READS = os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_NOT_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _PIECE = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -65,10 +70,8 @@ def open_regular(
     Raises:
         OSError: the file is missing or not regular; ``strerror`` names its kind.
     """
-    # Without O_NONBLOCK the opening of a pipe waits for a writer.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
-        handle = os.open(path, flags, dir_fd=dir_fd)
+        handle = os.open(path, _READS if follow else _READS | _NOT_LINKS, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ENXIO:  # Linux returns this for a socket
             raise _refused("it is a socket or a device, not a regular file", path) from None

@@ -1,7 +1,9 @@
 """Runs the ``samestep`` command: loads one verb, and turns an error into one line and an exit code."""
 
 import io
+import shlex
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -192,6 +194,9 @@ def _failure(error: BaseException, arguments: Sequence[str]) -> "Failure | None"
         return Failure(USAGE_ERROR, f"{answer}{end} See: {_help_of(error)}", 2)
     if isinstance(error, Error | KeyboardInterrupt):
         return Failure.of(error)
+    if isinstance(error, (ImportError, OSError)) and _is_of_torch(error):
+        text = f"torch cannot be imported ({error}). Install it, or load the libraries that it needs."
+        return Failure(USAGE_ERROR, " ".join(text.split()), 2)
     if isinstance(error, OSError) and error.errno == ENAMETOOLONG:
         name = str(error.filename)
         if any(_is_about(argument, name) for argument in arguments):
@@ -202,6 +207,12 @@ def _failure(error: BaseException, arguments: Sequence[str]) -> "Failure | None"
         if unwritten := write_failure(error):
             return replace(Failure.of(error), message=f"{unwritten}.")
     return None
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Return whether torch has raised an error while it was imported, or is missing."""
+    begun = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return getattr(error, "name", None) == "torch" or ("torch" in begun and "torch" not in sys.modules)
 
 
 def _write_completion(command: Any, arguments: Sequence[str]) -> Any:
@@ -362,7 +373,7 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     commands = getattr(getattr(context, "command", None), "commands", {})
     if not commands:
         return None
-    message = error.format_message()
+    message = error.format_message().rstrip(".")
     missing = (f"{context.command_path} {word}" for word in arguments)
     if command := next((name for name in missing if name in MISSING_COMMANDS), None):
         return f"there is no {command}: {MISSING_COMMANDS[command]}"
@@ -371,8 +382,8 @@ def _missing_command(error: typer.TyperException, arguments: Sequence[str]) -> s
     if context.parent is None:
         message = message.partition(" Did you mean")[0]
         script = next(filter(_is_script, arguments), None)
-        return script and f"{message.rstrip('.')}. To run {script}, give: samestep run {script}"
-    return f"{message} {context.command_path} needs one of its commands first: {', '.join(commands)}"
+        return script and f"{message}. To run {script}, give: samestep run {shlex.quote(script)}"
+    return f"{message}. {context.command_path} needs one of its commands first: {', '.join(commands)}"
 
 
 def _is_script(word: str) -> bool:

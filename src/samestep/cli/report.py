@@ -21,6 +21,8 @@ from samestep.scaling.report.page import write_study_page
 from samestep.scaling.report.sources import is_about_scaling, is_study, study_of
 from samestep.scaling.report.tables import study_text, terminal_width
 
+_OF_TABLES = (".csv", ".tsv", ".txt")
+
 
 @grouped
 def report(
@@ -80,7 +82,10 @@ def _report_study(
     paths: list[Path], output: results.PageOutput, *, worth: float | None, page: Path | None
 ) -> None:
     study = study_of(paths, bar=worth)
-    path = write_study_page(study, page or _beside(paths))
+    path = page or _beside(paths)
+    if any(path.exists() and path.samefile(source) for source in paths):
+        raise UsageError(f"--page {path} is what the page is made from: give another file.")
+    path = write_study_page(study, path)
     output.save(path, partial(study_charts, study))
     if output.as_json:
         print(json_line({"page": str(path), "study": asdict(study)}))
@@ -97,7 +102,8 @@ def _beside(paths: list[Path]) -> Path:
         return Path(NAME)
     if is_study(paths[0]):
         return _folder(paths[0]) / NAME
-    return paths[0].with_suffix(".html")
+    table = paths[0]
+    return table.with_suffix(".html") if table.suffix in _OF_TABLES else table.with_name(f"{table.name}.html")
 
 
 def _folder(study: Path) -> Path:

@@ -65,6 +65,7 @@ def defaults_in(path: Path, table: Mapping[str, Any], context: typer.Context) ->
         name.lstrip("-"): parameter
         for parameter in context.command.params
         if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+        if parameter.name != "config"  # it names such a file
         for name in parameter.opts
     }
     values = {}

@@ -12,7 +12,7 @@ import typer
 from samestep.base.console import StatusLine, inform, log
 from samestep.base.errors import INTERRUPTED, UsageError
 from samestep.base.record import json_line
-from samestep.base.signals import held
+from samestep.base.signals import held, interruptible
 from samestep.base.units import counted
 from samestep.cli import main
 from samestep.cli.help_text import help_of
@@ -76,8 +76,9 @@ class Submission:
         return 0
 
     def follow(self, job: FollowedJob, file: Path, *, appends: bool = False) -> int:
-        """Follow a job to its end, and return its exit code; Ctrl-C ends the following, not the job.
+        """Follow a job to its end, and return its exit code.
 
+        Ctrl-C, a closed terminal and SIGTERM end the following, not the job.
         `file` is the script of the job, which is older than its log; `appends`: see `LogStart`.
         With ``--json`` the job's output goes to stderr, since stdout has the record of the job.
         """
@@ -86,13 +87,14 @@ class Submission:
         try:
             if not self.detach:
                 start = LogStart(since_ns=file.stat().st_mtime_ns, appends=appends)
-                code = follow(
-                    job,
-                    start=start,
-                    log=console.log,
-                    show=console.write,
-                    show_times=console.show_times,
-                )
+                with interruptible():
+                    code = follow(
+                        job,
+                        start=start,
+                        log=console.log,
+                        show=console.write,
+                        show_times=console.show_times,
+                    )
         except KeyboardInterrupt:
             code = INTERRUPTED
             console.show_times("")
@@ -310,7 +312,7 @@ def _context(verb: str, words: list[str]) -> typer.Context:
     below = getattr(command, "commands", {})
     if below and not words:
         raise UsageError(f"{verb} needs one of its commands: {', '.join(below)}.")
-    context: typer.Context = command.make_context(verb, list(words))
+    context: typer.Context = command.make_context(f"samestep {verb}", list(words))
     if below:
         name, subcommand, rest = command.resolve_command(context, list(words))
         context = subcommand.make_context(name, rest, parent=context)

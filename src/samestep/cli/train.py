@@ -255,7 +255,7 @@ def _work(
         raise KeyboardInterrupt(f"ended by signal {SIGINT:d}. {_continuation(resolved)}".rstrip()) from None
     except Preempted as stopped:
         if world.place.is_main:
-            log(f"{stopped}. To continue: samestep train --resume {resolved.out}")
+            log(f"{stopped}. To continue: samestep train --resume {shlex.quote(str(resolved.out))}")
         raise typer.Exit(stopped.exit_code) from None
     except Exception as error:
         if not finished:

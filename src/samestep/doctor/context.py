@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from samestep.base.env import Environment
 from samestep.base.errors import UsageError
@@ -20,8 +20,10 @@ from samestep.launchers.processors import Threads, guess_sharing, threads_per_ra
 from samestep.launchers.registry import OPEN_MPI, TORCHELASTIC
 from samestep.ranks.rendezvous import endpoint
 from samestep.ranks.rendezvous.gloo_interface import IFNAME
-from samestep.ranks.rendezvous.store import Store
 from samestep.ranks.world.device import Choice, DeviceFacts, choose_backend, choose_device
+
+if TYPE_CHECKING:
+    from samestep.ranks.rendezvous.store import Store  # it loads torch, which may be what is broken
 
 H = TypeVar("H", bound=Hashable)
 Row: TypeAlias = tuple[str, str]
@@ -109,7 +111,7 @@ def matrix(
 class ResultStore:
     """JSON data by key that all ranks can read, in torch's key-value store; it ends when rank 0 exits."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: "Store") -> None:
         self._store = store
 
     def post(self, key: str, value: object) -> None:

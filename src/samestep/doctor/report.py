@@ -29,7 +29,6 @@ from samestep.doctor.context import (
     problem,
     rows,
 )
-from samestep.ranks.rendezvous.handshake import shared_device
 
 Owned: TypeAlias = tuple[Sequence[int], Finding]
 """The ranks that a finding is about, and the finding; no ranks if it is about all together."""
@@ -254,12 +253,20 @@ def conflicts(every: Sequence[RankResult]) -> Iterator[Finding]:
             f"The ranks compute with different numbers of threads: {text}. The slowest sets the pace, and "
             "the same bits need the same number: set OMP_NUM_THREADS, or give all ranks as many processors."
         )
-    backend, uuids = every[0].facts.get("backend"), [str(result.facts.get("uuid") or "") for result in every]
-    if backend and len(every) == every[0].size and (reason := shared_device(backend, uuids)):
-        yield problem(f"{reason[0].upper()}{reason[1:]}")
+    yield from _about_shared_devices(every)
     yield from _about_sizes(every)
     for host in sorted({result.host for result in every}):
         yield from _about_cpus([result for result in every if result.host == host], host)
+
+
+def _about_shared_devices(every: Sequence[RankResult]) -> Iterator[Finding]:
+    """Find ranks that share a device, which their back end refuses."""
+    backend, uuids = every[0].facts.get("backend"), [str(result.facts.get("uuid") or "") for result in every]
+    if backend and len(every) == every[0].size:
+        from samestep.ranks.rendezvous.handshake import shared_device  # loads torch, as the back end did
+
+        if reason := shared_device(backend, uuids):
+            yield problem(f"{reason[0].upper()}{reason[1:]}")
 
 
 def _about_sizes(every: Sequence[RankResult]) -> Iterator[Finding]:

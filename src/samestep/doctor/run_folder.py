@@ -16,6 +16,7 @@ from pathlib import Path
 
 from samestep.base.machine.kernel_files import text_of
 from samestep.base.polling import holds_within
+from samestep.base.regular_files import lies_at
 from samestep.base.units import bytes_text, seconds_text
 from samestep.doctor.context import Context, Finding, Result, ResultStore, note, problem
 
@@ -52,6 +53,10 @@ class FolderTest:
 
 def check(context: Context) -> Result:
     """Check the run folder."""
+    whole = context.run_folder.absolute()
+    first = next(path for path in (whole, *whole.parents) if lies_at(path))
+    if not first.is_dir():
+        return Result(findings=[problem(f"The run folder {whole} cannot be made: {first} is no folder.")])
     return judge(probe_folder(existing_folder(context.run_folder), root=context.root))
 
 

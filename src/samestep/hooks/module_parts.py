@@ -5,9 +5,11 @@ wants arguments, and the module itself by an attribute of that name. A call depe
 """
 
 from collections.abc import Callable, Iterator
-from types import MethodType
+from dataclasses import dataclass
+from operator import is_
+from types import FunctionType, MethodType
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -163,3 +165,32 @@ def redirect(module: nn.Module, replacement: Forward, *, compiled: bool = True) 
             vars(target)["forward"] = MethodType(before, target) if bound else before
 
     return undo
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """The methods of a class of modules, which a script may replace."""
+
+    members: list[Any]
+    number: int
+    """It changes with the code of one of them."""
+    are_torchs: bool
+
+
+_methods: "WeakKeyDictionary[type[nn.Module], Methods]" = WeakKeyDictionary()
+
+
+def methods_of(kind: type[nn.Module]) -> Methods:
+    """Return the methods that a class of modules has now, beside those of `nn.Module`."""
+    owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    members = [member for owner in owners for member in [*vars(owner).values()]]  # other threads may add some
+    known = _methods.get(kind)
+    is_known = known is not None and len(members) == len(known.members)
+    if known is not None and known.are_torchs and is_known and all(map(is_, members, known.members)):
+        return known  # others may get other code
+    functions = [member for member in members if isinstance(member, FunctionType)]
+    number = hash(tuple(id(function.__code__) for function in functions))
+    files = (str(function.__globals__.get("__name__")) for function in functions)
+    methods = Methods(members, number, all(file.startswith("torch.") for file in files))
+    _methods[kind] = methods
+    return methods

@@ -240,7 +240,7 @@ def _sorting(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     low = np.uint64((1 << len(words).bit_length()) - 1)
     packed = (words & ~low) | places
     packed.sort()
-    order = (packed & low).astype(np.int64)
+    order: NDArray[np.int64] = (packed & low).astype(np.int64)
     packed &= ~low
     same = np.flatnonzero(packed[1:] == packed[:-1])
     if len(same):

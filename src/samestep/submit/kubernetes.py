@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -332,7 +332,7 @@ class FollowedKubernetesJob:
         self._job, self._ask = job, ask
         self._log = file.with_suffix(".log")
         self._copy: subprocess.Popen[bytes] | None = None
-        self._copied_until = datetime.now(UTC)
+        self._copied_until = datetime.now(timezone.utc)
 
     def status(self) -> JobStatus:
         """Return the present state of the job.
@@ -388,7 +388,7 @@ class FollowedKubernetesJob:
         first = next((pod for pod in pods if _is_first(pod)), None)
         state = "" if first is None else _state(first)
         if self._copy is not None and self._copy.poll() is None:
-            self._copied_until = datetime.now(UTC)
+            self._copied_until = datetime.now(timezone.utc)
         elif first is not None and (state == "running" or (self._copy is None and state in _STARTED)):
             goes_on = self._copy is not None and self._log.stat().st_size > 0
             since = [f"--since-time={self._copied_until:%Y-%m-%dT%H:%M:%SZ}"] if goes_on else []

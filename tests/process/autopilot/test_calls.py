@@ -1,10 +1,11 @@
 """Calls of modules are split, or stay unsplit with a reason, and give the results of one rank either way."""
 
+import io
 import random
 import re
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
@@ -1291,6 +1292,34 @@ def test_a_check_does_not_end_the_script(trained):
     """Only this finds a training that ends early, as its model ends it for the values of a check."""
     split, unsplit, _ = trained(EndsIfDisturbed, plain)
     assert split + unsplit == 4
+
+
+class EndsAtItsThirdCall(Plain):
+    """Prints a last line and ends the script at its third call, which is one that is compared."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            print("the budget is spent")
+            sys.exit(3)
+        return super().forward(x)
+
+
+def ended_by_its_model():
+    model, values, printed = EndsAtItsThirdCall().double(), [], io.StringIO()
+    with redirect_stdout(printed):
+        try:
+            values += [model(drawn(8, 5, seed=step)).sum().item() for step in range(5)]
+        except SystemExit as end:
+            values.append(float(end.code))
+    return [*values, float(len(printed.getvalue()))]
+
+
+def test_a_comparison_does_not_end_the_script(compared):
+    """Only this finds that what a model prints last is lost."""
+    compared(ended_by_its_model)
 
 
 class Flattened(TimeFirst):

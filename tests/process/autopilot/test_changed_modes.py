@@ -356,6 +356,42 @@ def a_global_that_a_replaced_function_reads():
     return found
 
 
+SETTINGS = {"scale": 1.0}
+
+
+def scaled(layer, x):
+    return functional.linear(x, layer.weight * SETTINGS["scale"], layer.bias)
+
+
+def a_setting_that_a_replaced_layer_reads():
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", scaled)
+        model = Net()
+        for scale in (1.0, 2.0):
+            patch.setitem(SETTINGS, "scale", scale)
+            found += gradients(model)
+    return found
+
+
+def a_layer_replaced_between_calls():
+    model, found = Net(), gradients(Net())
+    for scale in (1.0, 2.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nn.Linear, "forward", scaled)
+            patch.setitem(SETTINGS, "scale", scale)
+            found += gradients(model)
+    return found
+
+
+def calls_that_a_replaced_layer_counts():
+    seen, forward = [], nn.Linear.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", lambda layer, x: (seen.append(1), forward(layer, x))[1])
+        found = gradients(Net())
+    return [*found, float(len(seen))]
+
+
 class Reads(Net):
     def __init__(self, read):
         super().__init__()
@@ -445,6 +481,7 @@ SPLIT_BEFORE = [
     ),
     *(a_layout_of_weights, numbers_drawn_between_calls, swapped_weights, noise_on_gradients),
     *(functions_of_torch, a_global_that_a_replaced_function_reads, an_environment_for_one_model),
+    calls_that_a_replaced_layer_counts,
 ]
 
 
@@ -452,6 +489,12 @@ SPLIT_BEFORE = [
 def test_calls_that_were_split_before_a_change_are_as_on_one_worker(compared, work):
     split, *_ = compared(work)
     assert split >= 2
+
+
+@pytest.mark.parametrize("work", [a_setting_that_a_replaced_layer_reads, a_layer_replaced_between_calls])
+def test_a_forward_in_place_of_that_of_torchs_layers_has_the_result_of_one_worker(compared, work):
+    """Only this catches a helper with an earlier value of a global that it reads."""
+    compared(work)
 
 
 @pytest.mark.parametrize("kind", GENERATORS)

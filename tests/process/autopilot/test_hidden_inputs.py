@@ -228,3 +228,57 @@ def of_zeros():
 
 def test_the_sign_of_a_zero_is_sent(compared):
     compared(of_zeros)
+
+
+class ByRow(nn.Module):
+    """Multiplies each sample by the number in its row of a table, of the module or among the arguments."""
+
+    def __init__(self, read):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.read, self.attribute = nn.Linear(5, 4, dtype=torch.float64), read, None
+        self.register_buffer("numbers", torch.full((24,), 5))
+        self.register_buffer("flags", torch.ones(24, 4, dtype=torch.bool))
+
+    def forward(self, x, given):
+        return self.layer(x) * self.read(self, given, len(x))
+
+
+def offsets_of(numbers):
+    return torch.cat([torch.zeros(1, dtype=torch.int64), numbers[:20].cumsum(0)])
+
+
+TABLES = {
+    "integers": (lambda model, _, count: model.numbers[:count, None], lambda _: None),
+    "flags": (lambda model, _, count: model.flags[:count], lambda _: None),
+    "attribute": (lambda model, _, count: model.attribute[:count, None], lambda _: None),
+    "argument": (lambda _, given, count: given[:count, None], lambda numbers: numbers),
+    "offsets": (lambda _, given, count: given.diff()[:count, None], offsets_of),
+    "array": (
+        lambda _, given, count: torch.tensor(given[:count, None]),
+        lambda numbers: numbers[:20].numpy(),
+    ),
+    "texts": (
+        lambda _, given, count: torch.tensor([[len(text)] for text in given[:count]]),
+        lambda numbers: ["abcdefg"[:number] for number in numbers[:20].tolist()],
+    ),
+}
+"""What a forward reads of a table, and the table for the numbers of rows: more rows than samples."""
+
+
+def with_rows_that_become_unequal(name):
+    read, given = TABLES[name]
+    model, losses = ByRow(read), []
+    for step in range(6):
+        numbers = torch.arange(24) % 7 + 1 if step >= 3 else torch.full((24,), 5)
+        model.numbers.copy_(numbers)
+        model.flags.copy_(torch.arange(4) < numbers[:, None])
+        model.attribute = numbers.double()
+        losses.append(model(drawn(20, 5, seed=step), given(numbers)).square().mean().item())
+    return losses
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_calls_that_read_a_table_of_rows_are_as_on_one_worker(compared, name):
+    """Only this catches slices that take the first rows, while all rows are equal in the checked calls."""
+    compared(with_rows_that_become_unequal, name)

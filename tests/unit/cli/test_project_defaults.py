@@ -52,6 +52,7 @@ def test_a_typed_number_of_workers_replaces_a_default_of_its_other_option(run, a
     [
         ("wrokers = 2", ("'wrokers'", "'workers'")),
         ("momentum = 2", ("'momentum'", "Use one of", "workers")),
+        ("config = 'own.toml'", ("'config'",)),  # a file that names itself
         ("hang-timeout = 'soon'", ("hang-timeout", "'soon'")),
         ("workers = true", ("workers", "True")),
         ("count = 1", ("count", "true or false")),

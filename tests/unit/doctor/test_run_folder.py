@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,15 @@ def test_the_nearest_existing_folder_is_tested(tmp_path):
     (tmp_path / "file").write_text("")
     assert existing_folder(tmp_path / "file") == tmp_path
     assert existing_folder(Path("runs-that-are-not-there")) == Path.cwd()
+
+
+def test_a_file_in_place_of_the_run_folder_is_a_problem(tmp_path):
+    """Only this catches a folder that is said to work, and that a training then refuses."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    for name, problems in (("file", 1), ("file/run", 1), ("link", 1), ("new/run", 0)):
+        context = SimpleNamespace(run_folder=tmp_path / name, root=Path("/"))
+        assert sum(finding.hurts for finding in run_folder.check(context).findings) == problems, name
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ _FLIPPED, _EMPTIED, _PADDED = 0.15, 0.2, 0.1
 smallest."""
 _MOST_LABELS = 16
 """The most values of an input of floating-point numbers that are taken for labels; two always are."""
+_OTHER_ROWS, _IN_OTHER_ROWS = 0.5, 0.3
+"""The parts that change where all rows of a table are equal: of rows of one element, and of longer rows."""
 _LOWERED, _LOWERED_IN_VECTOR = 0.3, 0.6
 """The parts of integers that become lower; more of a vector, which has only one for each sample."""
 _INPUT_SEEDS = 1000  # the first seed of inputs, above those of weights
@@ -80,7 +82,7 @@ class Disturbance:
         inputs: whether input values are changed; otherwise samples are only selected again.
         indices: whether indices get values that no sample has at this place; such a value may be out of
             range, so the next disturbance has those of other samples only.
-        buffers: whether floating-point buffers are changed too.
+        buffers: whether floating-point buffers are changed too, and tables of equal rows that the module has.
         gradients: whether gradients are compared.
         double: whether everything is computed in double precision.
         seed: the seed of the selected samples and of the changed values.
@@ -158,7 +160,8 @@ class DisturbedWeights:
             parameter for parameter in module_parts.parameters(self._module) if parameter.is_floating_point()
         ]
         buffers = [buffer for buffer in module_parts.buffers(self._module) if buffer.is_floating_point()]
-        before = [(tensor, tensor.data) for tensor in buffers]
+        tables = [*_tables_in(self._module, how)] if how.buffers else []
+        before = [(tensor, tensor.data) for tensor in (*buffers, *tables)]
         with disturbing(self._module), ExitStack() as stack:
             try:
                 with torch.inference_mode(mode=False):
@@ -174,6 +177,8 @@ class DisturbedWeights:
                             factors = 1 + _OF_WEIGHTS * _uniform(values, generator)
                             values = values * factors + _OF_BUFFERS * _uniform(values, generator)
                         tensor.data = values if how.double else values.to(tensor.dtype)
+                    for tensor in tables:
+                        tensor.data = _with_other_rows(tensor.data, generator)
                 yield
             finally:
                 for tensor, data in before:
@@ -263,8 +268,8 @@ def disturbed_inputs(
                 last, number = _last_samples(path, value, dims, count), how.empties[1]
                 smallest = tensor.detach().amin(dims[path], keepdim=True)
                 last.copy_(smallest) if number is None else last.fill_(number)
-        elif how.inputs and value.is_floating_point() and 0 < value.numel() <= _MOST_NUMBERS:
-            value = _other_numbers(value, generator)
+        elif how.inputs:
+            value = _of_all_samples(value, total, generator)
         if how.double and value.is_floating_point():
             value = value.double()
         return value.clone().requires_grad_(tensor.requires_grad)
@@ -394,6 +399,65 @@ def _other_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
         1 + shift
     )
     return moved.to(value.dtype)
+
+
+def _of_all_samples(value: Tensor, total: int, generator: torch.Generator) -> Tensor:
+    """Return an input that is not split, with other values if it may be a table or has few numbers."""
+    if _has_equal_rows(value, total):
+        return _with_other_rows(value, generator)
+    if _has_equal_steps(value, total):
+        steps = _with_other_rows(value.diff(), generator)
+        return torch.cat([value[:1], value[:1] + steps.cumsum(0)])
+    is_few = value.is_floating_point() and 0 < value.numel() <= _MOST_NUMBERS
+    return _other_numbers(value, generator) if is_few else value
+
+
+def _tables_in(module: nn.Module, how: Disturbance) -> Iterator[Tensor]:
+    """Yield the tensors of a module, beside parameters and floating-point buffers, that have equal rows."""
+    buffers = [buffer for buffer in module_parts.buffers(module) if not buffer.is_floating_point()]
+    attributes = [value for part in modules_of(module) for value in [*vars(part).values()]]
+    for tensor in (*buffers, *attributes):
+        is_plain = isinstance(tensor, Tensor) and not (tensor.requires_grad or tensor.is_inference())
+        if is_plain and _has_equal_rows(tensor, how.samples or how.size):
+            yield tensor
+
+
+def _has_equal_rows(table: Tensor, count: int) -> bool:
+    """Return whether a tensor has at least `count` rows and all are equal.
+
+    A forward may take a row for each sample. While they are equal, each slice can take the first ones.
+    """
+    if table.layout != torch.strided or table.is_complex() or table.dim() == 0 or not table.numel():
+        return False
+    return table.size(0) >= max(2, count) and bool((table[:1] == table).all())
+
+
+def _has_equal_steps(numbers: Tensor, count: int) -> bool:
+    """Return whether a vector of integers has equal steps: those between offsets are sizes of samples."""
+    if numbers.dim() != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        return False
+    return not numbers.is_complex() and _has_equal_rows(numbers.diff(), count)
+
+
+def _with_other_rows(table: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a table of equal rows with rows that differ, and values in the range of before.
+
+    A longer row keeps its first element: a mask that excludes all gives NaN, which hides differences.
+    """
+    is_long = table[0].numel() > 1
+    changes = _uniform(table, generator) < (_IN_OTHER_ROWS if is_long else _OTHER_ROWS)
+    if is_long:
+        changes.flatten(1)[:, 0] = False
+    if table.dtype == torch.bool:
+        return table ^ changes
+    part = _uniform(table, generator)
+    if table.is_floating_point():
+        finite = torch.isfinite(table)
+        largest = float(table[finite].abs().max()) if bool(finite.any()) else 0.0
+        moved = table * (_LEAST_FACTOR + _FACTORS * part) + _SHIFT * (largest or 1.0) * part
+        return torch.where(changes & finite, moved.to(table.dtype), table)
+    lower = torch.where(table > 1, 1 + (part * (table - 1)).to(table.dtype), 0)
+    return torch.where(changes & (table > 0), lower, table)
 
 
 def _of_other_samples(value: Tensor, dim: int, generator: torch.Generator) -> Tensor:

@@ -35,7 +35,7 @@ from samestep.autopilot.helpers.exchange import Exchange
 from samestep.autopilot.helpers.helper_processes import Helpers
 from samestep.autopilot.helpers.mirrors import MirrorError, MirrorState
 from samestep.autopilot.helpers.signal_handlers import is_of_signal
-from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult
+from samestep.autopilot.helpers.slices import PRINTS, CallGraph, CallResult, without_exit
 from samestep.autopilot.helpers.split_node import Attempt, NodeCall, as_node
 from samestep.autopilot.helpers.surroundings import CastWeights, Surroundings
 from samestep.autopilot.script.call_account import FEWER, Account, called_in_parts
@@ -439,7 +439,8 @@ class MainCalls:
         is_compared |= plan.operations is None and self._may_differ(attempt, calls)
         if unsplit is None and (is_compared or self._is_first_to_continue(call, calls, plan, total)):
             draws = plan.draws is not None
-            unsplit = SampleCheck.computed(call.forward, module, arguments, self.device, draws=draws)
+            forward = without_exit(call.forward)
+            unsplit = SampleCheck.computed(forward, module, arguments, self.device, draws=draws)
         with self.exchange.open(), self._undone_if_interrupted(attempt):
             result = self._attempted(attempt, calls)
         if isinstance(result, CallResult):

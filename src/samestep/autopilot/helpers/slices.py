@@ -178,7 +178,7 @@ class RankSlices:
         with _without_graphs(module), quiet() as printed:
             if check is None:
                 check = EquivalenceCheck(
-                    _without_exit(forward), module, arguments, self.world, declared=declared
+                    without_exit(forward), module, arguments, self.world, declared=declared
                 )
             else:
                 check.begin_call(module, arguments)
@@ -297,7 +297,7 @@ class RankSlices:
         # Torch compiles nothing while operations are watched, nor later what it has met meanwhile.
         is_watched = observer is not None or plan.watches_reductions
         with recorder or nullcontext(), eagerly(module, when=is_watched):
-            outputs = call_slice(_without_exit(forward), module, part, split, draws=draws, reads=reads)
+            outputs = call_slice(without_exit(forward), module, part, split, draws=draws, reads=reads)
         written.agree(split)
         check_draws(name, draws, before if draws is None else None, self.world.device)
         if observer is not None and plan.operations is not None:
@@ -321,7 +321,7 @@ class ExitsError(Exception):
     """A model has called `sys.exit`, in a check of it or for a slice."""
 
 
-def _without_exit(forward: Forward) -> Forward:
+def without_exit(forward: Forward) -> Forward:
     """Return a forward whose exit is an error like any other: only an unsplit call ends the script.
 
     A model may end it for losses that only the disturbed weights of a check give.

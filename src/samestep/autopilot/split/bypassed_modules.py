@@ -7,7 +7,7 @@ tensors in each call, whose gradients are not averaged. A script may also keep w
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -101,9 +101,13 @@ def _caller(frame: FrameType) -> Site | None:
     return Site(caller.f_code.co_filename, caller.f_lineno)
 
 
-def plain_weights(losses: Tensor | Sequence[Tensor]) -> list[str]:
-    """Return the shapes of the tensors, except parameters, to which a backward from these losses leads."""
-    roots = [losses] if isinstance(losses, Tensor) else list(losses)
+def plain_weights(losses: Any) -> list[str]:
+    """Return the shapes of the tensors, except parameters, to which a backward from these losses leads.
+
+    An iterator of losses is left to the backward, and so is an edge of a graph, which stands for a loss.
+    """
+    roots = [losses] if isinstance(losses, Tensor) else losses if isinstance(losses, (list, tuple)) else []
+    roots = [root for root in roots if isinstance(root, Tensor)]
     weights = [leaf for leaf in leaves_of(*roots) if not isinstance(leaf, nn.Parameter)]
     return [str(list(leaf.shape)) for leaf in weights]
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -115,6 +116,43 @@ def unequal_sizes(value: Any, dims: Dims, ranks: int) -> set[tuple[Path, int, st
     return differing
 
 
+def unequal_values(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> frozenset[Path]:
+    """Return the places, in lists and arrays beside tensors, of numbers and texts that are not all equal.
+
+    A list may have a part for each sample, such as a length. While all parts are equal, each slice can take
+    the first ones.
+    """
+    unequal: set[Path] = set()
+    waiting: list[tuple[Path, Any]] = [
+        ((place, key), part) for place, either in enumerate(arguments) for key, part in parts_of(either)
+    ]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, np.ndarray):
+            if value.ndim and value.dtype != object and bool((value[:1] != value).any()):
+                unequal.add(path)
+        elif isinstance(value, (list, tuple)):
+            first: dict[Path, Any] = {}
+            for (_, *below), number in _values_below((), value):
+                where = (LIST, *below)
+                if first.setdefault(where, number) != number:
+                    unequal.add((*path, *where))
+        elif len(path) <= _DEEPEST:
+            waiting += [((*path, key), part) for key, part in parts_of(value)]
+    return frozenset(unequal)
+
+
+def _values_below(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the flags, numbers and texts in a value."""
+    if isinstance(value, (bool, int, float, str)):
+        yield path, value
+        if isinstance(value, str):
+            yield (*path, "length"), len(value)
+    elif not isinstance(value, Tensor) and len(path) <= _DEEPEST:
+        for key, part in parts_of(value):
+            yield from _values_below((*path, key), part)
+
+
 def _value_at(value: Any, path: Path) -> Any:
     for key in path:
         value = dict(parts_of(value))[key]
@@ -201,9 +239,12 @@ class CallArguments:
         )
 
     def form(self) -> tuple[Any, ...]:
-        """Return the tensors' part of the call signature: all that a forward may ask of them but sizes."""
+        """Return the part of the call signature that no number changes.
+
+        It is all that a forward may ask of the tensors but sizes, and which parts of lists are not equal.
+        """
         of_tensors = ((path, *_form(tensor)) for path, tensor in leaves(self.both))
-        return *of_tensors, *self.first_places.items()
+        return *of_tensors, *self.first_places.items(), unequal_values(self.both)
 
     def total(self, dims: Dims) -> int | None:
         """Return the number of samples; None if the inputs do not agree on it.

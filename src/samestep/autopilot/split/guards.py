@@ -124,7 +124,8 @@ def _guard_of(value: Any) -> Any:
     elif isinstance(value, Tensor):
         guard = _with_sign(value.item()) if _is_constant(value) else None
     elif isinstance(value, np.ndarray):
-        guard = value.dtype, _few_numbers(value)
+        numbers = _few_numbers(value)
+        guard = value.dtype, _digest_of(value) if numbers is None else numbers
     else:
         guard = _digest_of_numbers(value)
     return guard
@@ -277,7 +278,7 @@ def _add_layers(module: nn.Module, plain: dict[Key, Any], of_tensors: dict[Key, 
         kind = type(part)
         if kind not in of_kinds:
             drawing = [name for layer, name in _DRAWING if issubclass(kind, layer)]
-            of_kinds[kind] = _methods_id(kind), drawing
+            of_kinds[kind] = module_parts.methods_of(kind).number, drawing
         code, drawing = of_kinds[kind]
         training = training << 1 | part.training
         # The classes of the layers and the code of their forward: a script may replace both. Torch's hooks
@@ -333,25 +334,6 @@ def _few_numbers(value: Any) -> tuple[Any, ...] | None:
     if values is None or not all(isinstance(part, PLAIN) for part in values):
         return None
     return tuple(sorted(values, key=repr)) if base is set else values
-
-
-_methods_of_torch: dict[type, tuple[list[Any], int]] = {}
-"""The members of torch's layers when they were last read, all functions torch's own, and their number."""
-
-
-def _methods_id(kind: type) -> int:
-    """Return a number that changes with the code of a class's methods, which a script may replace."""
-    owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    members = [member for owner in owners for member in [*vars(owner).values()]]  # other threads may add some
-    before, number = _methods_of_torch.get(kind, ([], 0))
-    if len(members) == len(before) and all(map(is_, members, before)):
-        return number
-    methods = [member for member in members if isinstance(member, FunctionType)]
-    number = hash(tuple(map(_identity, methods)))
-    files = (str(method.__globals__.get("__name__")) for method in methods)
-    if all(file.startswith("torch.") for file in files):  # others may get other code
-        _methods_of_torch[kind] = members, number
-    return number
 
 
 def _digest_of(array: Any) -> str | None:

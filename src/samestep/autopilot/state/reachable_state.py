@@ -34,6 +34,7 @@ from types import (
     SimpleNamespace,
 )
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from torch.nn import functional
 
 from samestep.autopilot.script.call_account import is_user_code, is_users_code
 from samestep.base import env
+from samestep.hooks import module_parts
 from samestep.hooks.object_graph import WEAK, Key, Parts, cells_of, stored_in, walk
 from samestep.hooks.raw_containers import base_of
 
@@ -94,6 +96,8 @@ def _roots(parts: Iterable[nn.Module]) -> Iterator[tuple[Key, Any]]:
     for place, part in enumerate(parts):
         kind: Any = type(part)
         if kind in torchs_kinds or kind.__module__.startswith("torch."):
+            if kind not in torchs_kinds and _has_code_of_script(kind):
+                kinds[kind] = None
             torchs_kinds.add(kind)
             if not _torchs_names(kind).issuperset(vars(part)):
                 attributes = sorted(vars(part).keys() - _torchs_names(kind))
@@ -259,9 +263,22 @@ def _functions_kept_in(variable: Any) -> list[Any]:
 
 
 def _classes_in(module: nn.Module) -> list[Any]:
-    """Return the classes of a module and its submodules, without those of torch."""
+    """Return the classes of a module and its submodules, without those of torch as it defines them."""
     kinds: set[Any] = {type(part) for part in modules_of(module)}
-    return [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+    return [kind for kind in kinds if not kind.__module__.startswith("torch.") or _has_code_of_script(kind)]
+
+
+_numbers_of_code: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""The number of the methods of each class, when they were last read."""
+
+
+def _has_code_of_script(kind: Any) -> bool:
+    """Return whether the script has replaced a method of one of torch's layers, for all of its kind."""
+    methods = module_parts.methods_of(kind)
+    if _numbers_of_code.setdefault(kind, methods.number) != methods.number:
+        _numbers_of_code[kind] = methods.number
+        forget_classes()
+    return not methods.are_torchs and any(True for member in methods.members for _ in functions_in(member))
 
 
 def globals_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:

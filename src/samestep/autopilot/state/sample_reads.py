@@ -406,10 +406,10 @@ def _site(kind: str) -> Site | None:
 @cache
 def _first_alike(code: CodeType, instruction: int, line: int) -> int:
     """Return the first instruction for the same part of the source: a loop tests its condition at two."""
-    if sys.version_info < (3, 11):
-        return -line
-    positions = [*code.co_positions()]
-    return positions.index(positions[instruction // 2])
+    if sys.version_info >= (3, 11):
+        positions = [*code.co_positions()]
+        return positions.index(positions[instruction // 2])
+    return -line
 
 
 def _reading_frame() -> FrameType | None:

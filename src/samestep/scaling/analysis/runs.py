@@ -110,6 +110,16 @@ class Run:
         return len(self.ranks) if self.kind != "once" else int(self.ranks[0].header["size"])
 
     @property
+    def threads(self) -> int | None:
+        """The number of threads of each worker; None if unknown."""
+        return self.ranks[0].header.get("threads")
+
+    @property
+    def device(self) -> str:
+        """The kind of device of the workers, such as ``cpu``."""
+        return str(self.ranks[0].header.get("device", "cpu"))
+
+    @property
     def kind(self) -> str:
         """The kind of training that the first rank recorded."""
         return str(self.ranks[0].header["kind"])

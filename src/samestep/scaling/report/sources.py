@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,10 @@ _WHOLE_RUNS = (
     "Only the seconds of whole runs are known: strong runs are assumed to do the same work, weak ones the "
     "baseline's work for each worker."
 )
+_THREADS_DIFFER = (
+    "Workers have other numbers of threads in some runs, so efficiency and overhead compare other numbers of "
+    "cores, too. Add a run of one worker with as many threads as each of several (--threads)."
+)
 _FOLDER_STEPS = (
     "The step time of a run folder is the mean over all ranks, and over all steps since the last start but "
     f"the first {WARM_UP}."
@@ -143,7 +147,7 @@ def _of_times(path: Path) -> Study:
 
 def _of_runs(paths: Sequence[Path]) -> Study:
     _refuse_twice(paths)
-    runs, made = [_run(path) for path in paths], provenance()
+    runs, made = _with_cores([_run(path) for path in paths]), provenance()
     check_same_training(paths, runs)
     counts = sorted({run.workers for run in runs})
     if len(counts) < 2:
@@ -157,13 +161,34 @@ def _of_runs(paths: Sequence[Path]) -> Study:
         machine=machine(runs),
         settings={name: value for name, value in settings.items() if value},
         points=measured(runs),
+        one_process=measured(runs, one_process=True),
     )
     notes = []
     if changed := differences(runs):
         notes.append(Note("settings-differ", f"The runs have different settings: {changed}."))
+    if len({run.threads for run in runs if run.cores_of == 1 and run.device == "cpu"}) > 1:
+        notes.append(Note("threads-differ", _THREADS_DIFFER))
     if not all(map(_is_clocked, paths)):
         notes.append(Note("run-folder-steps", _FOLDER_STEPS))
     return study.with_notes(notes)
+
+
+def _with_cores(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs; one worker with the threads of several of the others has their cores.
+
+    That is known if there is one with the threads of a single one as well.
+    """
+    threads = {run.threads for run in runs if run.workers > 1}
+    each = threads.pop() if len(threads) == 1 else None
+    alone = {run.threads for run in runs if run.workers == 1}
+    if not each or each not in alone or any(run.device != "cpu" for run in runs):
+        return [*runs]
+    return [
+        replace(run, cores_of=run.threads // each)
+        if run.workers == 1 and run.threads and run.threads % each == 0
+        else run
+        for run in runs
+    ]
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:

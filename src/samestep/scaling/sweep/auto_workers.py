@@ -69,7 +69,7 @@ def runs(among: Sequence[Candidate], words: Sequence[str], folder: Path) -> list
             number=number,
             workers=case.workers,
             modes=("strong",),
-            repeat=1,
+            repeat=0,
             command=("run", *clock, f"--threads={case.threads}", f"--scratch={files / 'scratch'}", *words),
             environment=UNTRACKED,
             folder=files,

@@ -4,6 +4,7 @@ There is one job for each number of workers, so that small ones can start early,
 with the cores of several. Each has all runs of its number of workers, in the study's shuffled order.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -485,7 +486,7 @@ def _followed(
     if code == INTERRUPTED:
         numbers = " ".join(job.number for job in taken)
         log(
-            f"the jobs continue. To collect them: samestep scale --collect {frame.request.folder}; to end "
-            f"them: scancel {numbers}"
+            "the jobs continue. To collect them: samestep scale --collect "
+            f"{shlex.quote(str(frame.request.folder))}; to end them: scancel {numbers}"
         )
     return study, code

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 
-from samestep.autopilot.split.call_arguments import LIST, CallArguments, candidates
+from samestep.autopilot.split.call_arguments import LIST, CallArguments, candidates, unequal_values
 from samestep.autopilot.split.call_plans import batch_split
 from samestep.base.place import Place
 
@@ -78,3 +80,26 @@ def test_a_slice_of_a_list_has_its_samples_and_their_labels():
     assert [len(image) for image in own.args[0]] == [4, 5]
     assert own.args[1].tolist() == [3, 4]
     assert own.kwargs["scale"] is given.kwargs["scale"]
+
+
+@pytest.mark.parametrize(
+    ("value", "unequal"),
+    [
+        ([1, 1, 1], 0),
+        ([1, 1, 2], 1),
+        ([{"id": 1, "scale": 1.0}, {"id": 2, "scale": 1.0}], 1),
+        ([{"id": 1, "scale": 1.0}, {"id": 2, "scale": 0.5}], 2),
+        ({"sizes": [(3, 4), (3, 5)]}, 1),
+        (["ab", "cd"], 1),
+        (["ab", "abc"], 2),
+        (np.ones((3, 2)), 0),
+        (np.arange(3), 1),
+        ([torch.zeros(1), torch.ones(1)], 0),
+        ("text", 0),
+    ],
+)
+def test_the_form_of_a_call_shows_which_parts_of_a_list_are_unequal(value, unequal):
+    """Only this catches slices that take the first parts, which are equal in all checked calls."""
+    arguments = CallArguments((torch.zeros(2), value))
+    assert len(unequal_values(arguments.both)) == unequal
+    assert arguments.form()[-1] == unequal_values(arguments.both)

@@ -124,3 +124,21 @@ def test_the_device_of_a_run_folder_is_a_name_or_a_kind(tmp_path):
 
     assert study.points[0].device == "cuda"
     assert study.machine["devices"] == ["NVIDIA H200"]
+
+
+def test_one_worker_with_the_cores_of_several_is_no_baseline_of_efficiency(tmp_path):
+    """Only this finds workers that lose nothing, and are said to be half as efficient."""
+    rates = {"whole": (1, 2), "each": (1, 1), "two": (2, 1)}
+    for name, (workers, threads) in rates.items():
+        own = {phase: seconds / (workers * threads) for phase, seconds in OWN.items()}
+        run = clocked(workers, own=own)
+        for rank in run.ranks:
+            rank.header["threads"] = threads
+        write(tmp_path / name, run)
+
+    like_each = study_of([tmp_path / name for name in rates])
+    assert [(point.workers, round(point.efficiency, 2)) for point in like_each.points] == [(1, 1.0), (2, 1.0)]
+    assert [point.cores_of for point in like_each.one_process] == [2]
+    without = study_of([tmp_path / "whole", tmp_path / "two"])
+    assert "threads-differ" in {note.code for note in without.notes}
+    assert "threads-differ" not in {note.code for note in like_each.notes}
