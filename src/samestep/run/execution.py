@@ -244,7 +244,9 @@ def _spawn(decision: Decision, spawn: Spawn) -> Outcome:
         return nodes_backend.run(job, entry, local=count, nodes=spawn.nodes, on_round_end=ended)
     from samestep.launch.local import local_backend
 
-    return local_backend.run(job, entry, local=1 if once else spawn.local, on_round_end=ended, alone=once or runs_alone)
+    return local_backend.run(
+        job, entry, local=1 if once else spawn.local, on_round_end=ended, alone=once or runs_alone
+    )
 
 
 def _import_torch(*, with_compiler: bool = False) -> None:

@@ -239,12 +239,9 @@ class CallArguments:
         )
 
     def form(self) -> tuple[Any, ...]:
-        """Return the part of the call signature that no number changes.
-
-        It is all that a forward may ask of the tensors but sizes, and which parts of lists are not equal.
-        """
+        """Return the tensors' part of the call signature: all that a forward may ask of them but sizes."""
         of_tensors = ((path, *_form(tensor)) for path, tensor in leaves(self.both))
-        return *of_tensors, *self.first_places.items(), unequal_values(self.both)
+        return *of_tensors, *self.first_places.items()
 
     def total(self, dims: Dims) -> int | None:
         """Return the number of samples; None if the inputs do not agree on it.

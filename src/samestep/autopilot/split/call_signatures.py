@@ -21,7 +21,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from samestep.autopilot.split.call_arguments import CallArguments, Dims, depth_of_list, unequal_sizes
+from samestep.autopilot.split.call_arguments import (
+    CallArguments,
+    Dims,
+    depth_of_list,
+    unequal_sizes,
+    unequal_values,
+)
 from samestep.autopilot.split.guards import (
     Attributes,
     changed,
@@ -112,6 +118,8 @@ class _States:
     """The intervals between the constants of the module's code and the first values of its guards."""
     checked: defaultdict[Signature, set[Any]] = field(default_factory=lambda: defaultdict(set))
     """The intervals of the checked values, by the rest of the signature."""
+    unequal: set[Path] = field(default_factory=set)
+    """The places in lists where a call so far has had values that are not all equal."""
     is_unchecked: bool = False
     """Whether the last call's numbers are others than those of all checks."""
     counted: set[Any] = field(default_factory=set)
@@ -179,8 +187,9 @@ class CallSignatures:
             failed: the signatures whose calls stay unsplit.
             modes: the modes of torch that surround the call.
         """
-        form = (module.training, modes, key_of_replaced(), arguments.form())
         states = self._modules.setdefault(module, _States())
+        states.unequal |= unequal_values(arguments.both)
+        form = (module.training, modes, key_of_replaced(), arguments.form(), frozenset(states.unequal))
         state = (plain_arguments(arguments), without(plain, states.changing))
         known = states.known[form]
         states.is_unchecked = False

@@ -297,3 +297,14 @@ def test_lists_of_numbers_that_are_new_in_each_call_are_checked_ever_more_rarely
         found.append(signatures.signature(module, call, plain, found if all_fail else ()))
     assert len({*found[:100]}) <= (MOST_STATES if all_fail else MOST_INTERVALS) + 7
     assert len({*found[100:]} - {*found[:100]}) == 1
+
+
+def test_parts_of_a_list_that_become_unequal_change_the_signature_once():
+    """Only this catches slices that take the first parts, beyond the numbers of values that are checked."""
+    signatures, module, forms = CallSignatures(), Counting(), []
+    for step, scales in enumerate([[1.0, 1.0]] * 100 + [[1.0, 0.5], [1.0, 1.0], [0.5, 1.0]]):
+        records = [{"id": 2 * step + place, "scale": scale} for place, scale in enumerate(scales)]
+        call = CallArguments((torch.ones(2, 3), records))
+        forms.append(signatures.signature(module, call, plain_attributes(module), ())[0])
+    assert len(set(forms[:100])) == len(set(forms[100:])) == 1
+    assert forms[0] != forms[-1]
