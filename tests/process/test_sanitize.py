@@ -10,6 +10,7 @@ from torch import nn
 
 from samestep.base.errors import OutOfStep
 from samestep.observe.sanitizer import sanitizing
+from samestep.parallel.gradients.replicate import replicate
 
 STEPS = 3
 
@@ -105,3 +106,33 @@ def test_a_probable_mistake_is_reported_once(processes, fault, found):
     assert raised == ""
     assert re.match(f"samestep: warning: {found}", stderr)
     assert stderr.count("warning") == 1
+
+
+class Listed(nn.Linear):
+    """Its parameters are a list, as a class of a script may return them."""
+
+    def parameters(self, recurse=True):
+        return [*super().parameters(recurse)]
+
+
+def train_unlike(world):
+    """Train with a rank without samples, on sparse inputs, and on nested ones."""
+    with sanitizing():
+        torch.manual_seed(0)
+        model = Listed(4, 2)
+        with replicate(model, world, check_every=0) as replicas:
+            optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+            for step in range(3):
+                if step == 1 and world.place.rank == 1:
+                    replicas.contribute_nothing()
+                else:
+                    model(torch.eye(4).to_sparse()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return model.weight.sum().item()
+
+
+def test_a_rank_without_samples_and_inputs_without_rows_are_no_mistake(processes):
+    """Only this finds a right run that hangs, or ends in an error of torch, since it is watched."""
+    first, second = processes.run(train_unlike, 2)
+    assert first == second

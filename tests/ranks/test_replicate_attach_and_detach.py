@@ -125,6 +125,19 @@ def test_flat_needs_processes_of_one_host():
     assert run_ranks(on_rank, 2) == ["bucketed", "bucketed"]
 
 
+def test_a_buffer_of_inference_mode_gets_the_value_of_rank_0():
+    """Only this finds an error of torch that ends the ranks above 0."""
+
+    def on_rank(world):
+        model = nn.Linear(2, 1)
+        with torch.inference_mode():
+            model.register_buffer("kept", torch.full((3,), float(world.place.rank)))
+        with replicate(model, world):
+            return model.kept.tolist(), model.weight.requires_grad
+
+    assert run_ranks(on_rank, 2) == [([0.0] * 3, True)] * 2
+
+
 def test_a_model_is_replicated_once():
     model = network()
     with replicate(model, SoloWorld()), pytest.raises(UsageError, match=r"Sequential.*detach"):

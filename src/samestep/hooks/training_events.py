@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -184,7 +185,10 @@ class _EventSource:
             if not is_reported:
                 original(tensors, *args, **kwargs)
                 return
-            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            is_single = isinstance(tensors, (Tensor, GradientEdge))
+            tensors = tensors if is_single else tuple(tensors)  # as torch does: it may be an iterator
+            roots = (tensors,) if is_single else tensors
+            losses = [root for root in roots if isinstance(root, Tensor)]
             self._is_in_backward = True
             try:
                 context = listener.backward(losses)

@@ -7,7 +7,7 @@ invalidate the run raise OutOfStep; probable mistakes are reported once.
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,11 +18,15 @@ from torch.optim import Optimizer
 
 from samestep.base.errors import OutOfStep
 from samestep.base.units import format_ranks
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.registry import attached_all, wrapping
 from samestep.hooks.training_events import Listener, parameters_of, subscribed
 from samestep.parallel.gradients.agreement import checksum, drift_message
+from samestep.parallel.gradients.synchronizer import SYNCHRONIZATIONS, GradientSynchronizer
 from samestep.ranks.hang.script_position import current_line
+
+_IN_FSDP = "_fsdp_flattened"
+"""The attribute of torch's parameters that are shards, or views of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +215,14 @@ class Sanitizer(Listener):
                 self._joins -= 1
 
         hooks = {declarations.JOIN_BEGUN: wrapping(begin), declarations.JOIN_ENDED: wrapping(end)}
-        with attached_all(hooks), subscribed(self):
+        with attached_all(hooks), subscribed(self), SYNCHRONIZATIONS.subscribed(self._synchronize):
             yield
+
+    def _synchronize(self, synchronizer: GradientSynchronizer) -> AbstractContextManager[None]:
+        """Compare a rank without samples with the others before their backward."""
+        if not synchronizer.has_backward:
+            self._compare(BACKWARD)
+        return nullcontext()
 
     @contextmanager
     def backward(self, losses: Sequence[Tensor]) -> Iterator[None]:
@@ -239,7 +249,9 @@ class Sanitizer(Listener):
         if self._side.size == 1:
             return
         plain = [
-            parameter for parameter in parameters_of(optimizer) if type(parameter) in (nn.Parameter, Tensor)
+            parameter
+            for parameter in parameters_of(optimizer)
+            if type(parameter) in (nn.Parameter, Tensor) and not hasattr(parameter, _IN_FSDP)
         ]
         self._compare(
             STEP,
@@ -254,7 +266,7 @@ class Sanitizer(Listener):
         if not is_training:
             yield
             return
-        device = next(module.parameters()).device
+        device = next(module_parts.parameters(module)).device
         before = _random_digest(device)
         self._samples += _rows_of(inputs)
         self._model = self._model or f"{type(module).__name__} at {current_line()}"
@@ -308,9 +320,14 @@ def _opened_with_default(side: SideGroup) -> Iterator[None]:
 def _rows_of(values: Iterable[Any]) -> tuple[int, ...]:
     """Return a hash of each sample in the first tensor among `values`; empty without a tensor."""
     for value in values:
-        if isinstance(value, Tensor) and value.dim() and value.numel():
+        if isinstance(value, Tensor) and _has_rows(value):
             return tuple(int(checksum(row)) for row in value.detach()[:_ROWS])
     return ()
+
+
+def _has_rows(value: Tensor) -> bool:
+    is_plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+    return is_plain and value.dim() > 0 and value.numel() > 0
 
 
 def _random_digest(device: torch.device) -> int:

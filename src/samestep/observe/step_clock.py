@@ -25,7 +25,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
 from samestep.base.step_phases import OPTIMIZER, OTHER
-from samestep.hooks import declarations
+from samestep.hooks import declarations, module_parts
 from samestep.hooks.backward import GraphEnd
 from samestep.hooks.registry import attached, wrapping
 from samestep.hooks.training_events import Listener, OnExit, subscribed, uncompiled
@@ -363,7 +363,7 @@ class ScriptClock(Listener):
     ) -> AbstractContextManager[Any] | None:
         """See `Listener.call`."""
         if not (self._is_started and self._is_recording):
-            device = next(module.parameters()).device
+            device = next(module_parts.parameters(module)).device
             if is_captured(device):
                 return None
             self._start_on(device, trains=is_training)

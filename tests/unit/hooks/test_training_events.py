@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from samestep.hooks import training_events
 from samestep.hooks.training_events import Listener, subscribed
@@ -88,6 +89,23 @@ def test_a_call_is_reported_if_any_submodule_has_a_parameter(module, is_reported
 def test_a_forward_argument_named_module_is_accepted():
     with subscribed(Listener()):
         assert Empty()(torch.ones(1, 2), module="any").shape == (1, 1)
+
+
+def test_a_backward_may_get_an_edge_of_a_graph_or_an_iterator_of_losses():
+    """Only this catches a listener that is given an edge, or that uses up the losses."""
+    seen = []
+
+    class Losses(Listener):
+        def backward(self, losses):
+            seen.append([loss.item() for loss in losses])
+
+    weight = torch.tensor(2.0, requires_grad=True)
+    with subscribed(Losses()):
+        torch.autograd.backward(get_gradient_edge(weight * 1), torch.ones(()))
+        torch.autograd.backward([get_gradient_edge(weight * 1), weight * 3], [torch.ones(()), torch.ones(())])
+        torch.autograd.backward(weight * factor for factor in (5, 7))
+    assert seen == [[], [6.0], [10.0, 14.0]]
+    assert weight.grad == 1 + 1 + 3 + 5 + 7
 
 
 def test_thread_ids_are_read_only_for_a_listener_with_a_thread(monkeypatch):

@@ -14,6 +14,7 @@ is 0.) Bits are compared, not values: NaN equals NaN, and 0.0 differs from -0.0.
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TypeAlias, TypeGuard
 
 import torch
@@ -154,7 +155,8 @@ def _take(tensors: Sequence[Tensor], message: Tensor) -> None:
         values = part.clone().view(tensor.dtype).view(tensor.shape)
         # Along a dimension of stride 0 an expanded tensor stores one number, which is written once.
         stored = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
-        tensor[stored].copy_(values[stored])
+        with torch.inference_mode() if tensor.is_inference() else nullcontext():
+            tensor[stored].copy_(values[stored])
 
 
 _PIECE = 1 << 18  # elements hashed at a time, which bounds the temporary memory

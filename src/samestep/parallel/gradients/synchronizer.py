@@ -81,6 +81,11 @@ class GradientSynchronizer(ABC):
         """Whether gradients are averaged in the shared memory of a host."""
         return isinstance(self._config.world, OneHostWorld)
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether this rank has run a backward since the last synchronization."""
+        return self._backward is not None
+
     def attach(self) -> None:
         """Register hooks on the parameters."""
         for index, parameter in enumerate(self._config.parameters.values()):
@@ -114,6 +119,7 @@ class GradientSynchronizer(ABC):
 
     def contribute(self) -> None:
         """Synchronize with the other ranks without a backward."""
+        self._backward = None  # of one that ended in an error
         self._prepare()
         self.finish()
 

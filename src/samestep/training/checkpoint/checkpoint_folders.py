@@ -265,11 +265,25 @@ def flush(folder: Path) -> None:
         sync(handle)
 
 
+_REPLACE_TRIES = 100
+"""The most times that readers may undo the replacement of a checkpoint before it fails: a guess."""
+
+
 def _replace(run_folders: OwnedFolders, draft: Path, folder: Path) -> str | None:
-    """Rename `draft` to `folder`; return the hidden name of the replaced folder, or None."""
-    old = run_folders.set_aside(folder.name, "old") if lies_at(folder) else None
-    run_folders.rename(draft.name, folder.name)
-    return old
+    """Rename `draft` to `folder`; return the hidden name of the replaced folder, or None.
+
+    A reader that looks between the two renames restores the replaced folder, which is then set aside again.
+    """
+    for tries_left in reversed(range(_REPLACE_TRIES)):
+        old = run_folders.set_aside(folder.name, "old") if lies_at(folder) else None
+        try:
+            run_folders.rename(draft.name, folder.name)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                raise
+        else:
+            return old
+    raise AssertionError("the last try returns or raises")
 
 
 def _refuse_not_owned(run_folders: OwnedFolders, folder: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from samestep.training.checkpoint.read import read
 from samestep.training.checkpoint.snapshot import MANIFEST, STATE, Snapshot
 
 _NAME = re.compile(r"step-(?P<step>0|[1-9][0-9]*)(?:\.(?P<count>[1-9][0-9]*))?")
+_TRIES = 100
+"""The most times that a folder is read in which a writer replaces all checkpoints meanwhile: a guess."""
 _SET_ASIDE = re.compile(r"left-step-\d+(\.\d+)?")
 
 
@@ -89,9 +92,33 @@ def checkpoints_in(parent: Path) -> list[tuple[int, Path]]:
 def newest_valid(folder: Path) -> SelectedCheckpoint:
     """Return the newest usable checkpoint in `folder`, or `folder` itself if it is one, verified.
 
+    A writer may replace and delete checkpoints meanwhile: if none is usable, and there are others now than
+    before, it is tried again.
+
     Raises:
         CheckpointError: none is usable; lists each with its reason.
     """
+    for tries_left in reversed(range(_TRIES)):
+        before = _identities(folder)
+        try:
+            return _newest_valid(folder)
+        except CheckpointError:
+            if _identities(folder) == before or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _identities(folder: Path) -> set[tuple[str, int]]:
+    """Return the name and the inode of each entry of a folder, and its own inode without a name."""
+    inodes: set[tuple[str, int]] = set()
+    with suppress(OSError):
+        inodes.add(("", folder.stat().st_ino))
+        with os.scandir(folder) as entries:
+            inodes.update((entry.name, entry.inode()) for entry in entries)
+    return inodes
+
+
+def _newest_valid(folder: Path) -> SelectedCheckpoint:
     _restore_all(folder)
     if _is_single(folder):
         return SelectedCheckpoint(folder, read(folder))

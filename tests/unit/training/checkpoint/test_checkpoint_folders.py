@@ -122,6 +122,24 @@ def test_a_folder_is_replaced_and_the_old_one_deleted(tmp_path):
     assert names(tmp_path) == ["c"]
 
 
+def test_a_reader_that_restores_a_folder_meanwhile_does_not_undo_its_replacement(tmp_path, monkeypatch):
+    """Only this catches a training that ends because another process looks for checkpoints."""
+    folder_with(tmp_path / "c", "old")
+    rename, renamed = OwnedFolders.rename, []
+
+    def rename_late(self, source, target):
+        renamed.append(target)
+        if target == "c" and renamed.count("c") == 1:
+            restore(tmp_path)  # as a reader does; it renames, too
+        rename(self, source, target)
+
+    monkeypatch.setattr(OwnedFolders, "rename", rename_late)
+    with whole_or_absent(tmp_path / "c") as draft:
+        (draft / STATE).write_text("new")
+    assert (tmp_path / "c" / STATE).read_text() == "new"
+    assert names(tmp_path) == ["c"]
+
+
 class Recorder:
     """Records the order of file system calls, with paths relative to `folder`."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from samestep.base.errors import CheckpointError
 from samestep.ranks.world.protocol import SoloWorld
+from samestep.training.checkpoint import newest
 from samestep.training.checkpoint.newest import checkpoints_in, choose_on_all, newest_valid
 from support.snapshots import in_hand, snapshot, write
 
@@ -17,6 +18,23 @@ def checkpoints(tmp_path):
     for step in (5, 90, 100):
         write(snapshot(step), tmp_path / f"step-{step}")
     return tmp_path
+
+
+def test_a_checkpoint_that_a_writer_deletes_meanwhile_is_read_from_its_successor(checkpoints, monkeypatch):
+    """Only this catches an evaluation job that finds none, though there always is a complete one."""
+    read, reads = newest.read, []
+
+    def read_late(path):
+        reads.append(path.name)
+        if len(reads) == 1:
+            for step in (5, 90, 100):
+                shutil.rmtree(checkpoints / f"step-{step}")
+            write(snapshot(101), checkpoints / "step-101")
+        return read(path)
+
+    monkeypatch.setattr(newest, "read", read_late)
+    assert newest_valid(checkpoints).path.name == "step-101"
+    assert reads == ["step-100", "step-90", "step-5", "step-101"]
 
 
 def test_checkpoints_are_ordered_by_step_number_not_by_name(checkpoints):
