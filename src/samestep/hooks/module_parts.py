@@ -178,6 +178,7 @@ class Methods:
 
 
 _methods: "WeakKeyDictionary[type[nn.Module], Methods]" = WeakKeyDictionary()
+"""The methods of torch's layers when they were last read, all functions torch's own."""
 
 
 def methods_of(kind: type[nn.Module]) -> Methods:
@@ -185,12 +186,12 @@ def methods_of(kind: type[nn.Module]) -> Methods:
     owners = kind.__mro__[: kind.__mro__.index(nn.Module)]
     members = [member for owner in owners for member in [*vars(owner).values()]]  # other threads may add some
     known = _methods.get(kind)
-    is_known = known is not None and len(members) == len(known.members)
-    if known is not None and known.are_torchs and is_known and all(map(is_, members, known.members)):
-        return known  # others may get other code
+    if known is not None and len(members) == len(known.members) and all(map(is_, members, known.members)):
+        return known
     functions = [member for member in members if isinstance(member, FunctionType)]
     number = hash(tuple(id(function.__code__) for function in functions))
     files = (str(function.__globals__.get("__name__")) for function in functions)
     methods = Methods(members, number, all(file.startswith("torch.") for file in files))
-    _methods[kind] = methods
+    if methods.are_torchs:  # others may get other code
+        _methods[kind] = methods
     return methods

@@ -263,7 +263,7 @@ TABLES = {
         lambda numbers: ["abcdefg"[:number] for number in numbers[:20].tolist()],
     ),
 }
-"""What a forward reads of a table, and the table for the numbers of rows: more rows than samples."""
+"""How a forward reads a table, and how it is made of numbers of rows: more rows than samples."""
 
 
 def with_rows_that_become_unequal(name):

@@ -366,12 +366,17 @@ def _other_values(value: Tensor, generator: torch.Generator, batch: Tensor) -> T
     if value.is_floating_point():
         if (labels := _labels_in(batch)) is not None:
             return _other_labels(value, labels, generator)
-        finite = torch.isfinite(value)
-        largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
-        scale = _LEAST_FACTOR + _FACTORS * _uniform(value, generator)
-        moved = value.double() * scale + _SHIFT * (largest or 1.0) * _uniform(value, generator)
-        return torch.where(finite, moved.to(value.dtype), value)
+        return _moved(value, generator)
     return _other_integers(value, generator)
+
+
+def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return other floating-point numbers in about the same range; those that are not finite stay."""
+    finite = torch.isfinite(value)
+    largest = float(value[finite].abs().max()) if bool(finite.any()) else 0.0
+    scale = _LEAST_FACTOR + _FACTORS * _uniform(value, generator)
+    moved = value.double() * scale + _SHIFT * (largest or 1.0) * _uniform(value, generator)
+    return torch.where(finite, moved.to(value.dtype), value)
 
 
 def _labels_in(batch: Tensor) -> Tensor | None:
@@ -450,13 +455,9 @@ def _with_other_rows(table: Tensor, generator: torch.Generator) -> Tensor:
         changes.flatten(1)[:, 0] = False
     if table.dtype == torch.bool:
         return table ^ changes
-    part = _uniform(table, generator)
     if table.is_floating_point():
-        finite = torch.isfinite(table)
-        largest = float(table[finite].abs().max()) if bool(finite.any()) else 0.0
-        moved = table * (_LEAST_FACTOR + _FACTORS * part) + _SHIFT * (largest or 1.0) * part
-        return torch.where(changes & finite, moved.to(table.dtype), table)
-    lower = torch.where(table > 1, 1 + (part * (table - 1)).to(table.dtype), 0)
+        return torch.where(changes, _moved(table, generator), table)
+    lower = torch.where(table > 1, _lower(table, generator), 0)
     return torch.where(changes & (table > 0), lower, table)
 
 
@@ -479,7 +480,7 @@ def _is_mask(value: Tensor) -> bool:
 
 def _other_integers(value: Tensor, generator: torch.Generator) -> Tensor:
     """Return integers of which some are nearer to 1: still valid, and in descending order as before."""
-    lower = 1 + (_uniform(value, generator) * (value - 1).clamp(min=1)).to(value.dtype)
+    lower = _lower(value, generator)
     share = _LOWERED_IN_VECTOR if value.dim() == 1 else _LOWERED
     integers = torch.where((_uniform(value, generator) < share) & (value > 1), lower, value)
     if value.dim() == 1 and len(value) > 1 and bool((value[1:] <= value[:-1]).all()):
@@ -487,6 +488,11 @@ def _other_integers(value: Tensor, generator: torch.Generator) -> Tensor:
     if value.dim() > 1:  # padding and ignored labels are usually the smallest value
         return torch.where(_uniform(value, generator) < _PADDED, value.min(), integers)
     return integers
+
+
+def _lower(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an integer from 1 up to below each that is more than 1."""
+    return 1 + (_uniform(value, generator) * (value - 1).clamp(min=1)).to(value.dtype)
 
 
 def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -209,9 +209,8 @@ def replicate(
             ``flat`` if the ranks compute on the CPUs of one host, else ``bucketed``.
         batch_norm: ``global`` computes batch statistics over the global batch, as the serial script does;
             each training forward of such a layer then communicates on all ranks, and so does each evaluation
-            of one without running statistics. ``local`` computes them
-            over each rank's shard, which is faster and another training; running statistics are averaged
-            over ranks with the gradients.
+            of one without running statistics. ``local`` computes them over each rank's shard, which is
+            faster and another training; running statistics are averaged over ranks with the gradients.
         compress: the compression of gradients: ``fp16`` or ``bf16`` (for ``bucketed`` and ``ddp``), or
             ``powersgd`` (for ``ddp``). The average is less exact by that; replicas stay equal all the same.
             Running statistics are not compressed.

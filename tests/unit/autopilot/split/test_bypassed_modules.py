@@ -1,4 +1,4 @@
-"""What surrounds a call, and what a backward leads to beside parameters."""
+"""Captured calls stay unsplit, and weights that are no parameters are found from the losses."""
 
 import torch
 from torch import nn
